@@ -1,1 +1,1 @@
-"""Structured output: the grammar of an answer, tool calls and their parser, and the check of finished answers."""
+"""Structured output: builds the grammar of an answer, parses tool calls and reasoning, validates finished answers."""

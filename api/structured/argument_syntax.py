@@ -1,7 +1,7 @@
-"""Argument syntax: converts arguments of a call between JSON and the style of a model family, both ways.
+"""Argument syntax: converts a call's arguments between JSON and the style of a model family, in both directions.
 
-Readers turn a model's text into JSON piece by piece; the text follows the grammar of its style, but may be cut off
-anywhere.
+Readers convert a model's text to JSON piece by piece. The text follows the grammar of its style, but may end anywhere
+if it was cut off.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class ArgumentReader(Protocol):
-    """Converts the arguments of one call to JSON, piece by piece."""
+    """Interface of a reader that converts the arguments of one call to JSON, piece by piece."""
 
     def read(self, text: str) -> tuple[str, int, bool]:
-        """Read new text, which follows the text that earlier calls left unused.
+        """Read text. It consists of the text that the previous call left unused, and of new text after it.
 
         Returns:
-            JSON for the text, the number of characters used, and whether the arguments are complete.
+            JSON for the used text, the number of characters used, and whether the arguments are complete.
         """
 
 
 def argument_reader(style: str | XmlStyle, types: Mapping[str, frozenset[str]]) -> ArgumentReader:
-    """Return a reader of one call's arguments. ``types`` are the types of the parameters (`argument_types`)."""
+    """Return a reader for one call's arguments. ``types`` are the types of the parameters (`argument_types`)."""
     if style == PYTHON:
         return _PythonReader()
     if style == GEMMA:
@@ -55,7 +55,7 @@ def argument_reader(style: str | XmlStyle, types: Mapping[str, frozenset[str]]) 
 
 
 class JsonReader:
-    """Finds the end of a JSON object of arguments. Its text is passed on unchanged."""
+    """Finds the end of a JSON object of arguments. The text is passed on unchanged."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -87,7 +87,10 @@ class JsonReader:
 
 
 class _XmlReader:
-    """Reads parameters between marks. A parameter that must be a string is passed on at once, others as a whole."""
+    """Reads parameters between marks.
+
+    The text of a parameter that must be a string is passed on at once; others when complete.
+    """
 
     def __init__(self, style: XmlStyle, types: Mapping[str, frozenset[str]]) -> None:
         self._style = style
@@ -100,7 +103,7 @@ class _XmlReader:
         self._name: str | None = None
         self._in_text = False
         self._in_name = False
-        # Whether the mark before a value says that it is a string; None if it says nothing.
+        # Whether the mark before the value says that the value is a string; None if the mark does not say it.
         self._is_text: bool | None = None
         self._searched = 0  # Number of characters that were searched without finding the end mark of a name or value.
 
@@ -139,7 +142,7 @@ class _XmlReader:
         return f"{comma}{_encode(self._name)}: ", end + len(mark), False
 
     def _end_of_name(self, text: str) -> tuple[int, str]:
-        """Return where the name ends, and the mark at that place, which is empty as long as it is incomplete."""
+        """Return the index at which the name ends, and the mark there. The mark is "" while it is incomplete."""
         end = text.find(self._key_end, max(0, self._searched - len(self._key_end)))
         while end >= 0:
             rest = text[end : end + self._longest_end]
@@ -167,7 +170,7 @@ class _XmlReader:
             return f"{opening}{_encode(value)[1:]}", end + len(mark), False
         if types != {"string"}:
             return "", 0, False
-        # A possible beginning of the end mark is kept for the next call.
+        # A possible beginning of the end mark is left for the next call.
         closing = before + mark
         kept = _size_of_begin(text, closing)
         certain = text[: len(text) - kept]
@@ -234,7 +237,7 @@ class _PythonReader:
 
 
 class _GemmaReader:
-    """Reads an object with unquoted names, and with strings between quote marks of its own."""
+    """Reads an object with unquoted names. Its strings are between special quote marks."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -260,7 +263,7 @@ class _GemmaReader:
         if end == at:
             self._in_string = False
             return '"', at + len(GEMMA_QUOTE)
-        # A possible beginning of the quote mark is kept for the next call.
+        # A possible beginning of the quote mark is left for the next call.
         kept = _size_of_begin(text, GEMMA_QUOTE) if end < 0 else 0
         end = len(text) - kept if end < 0 else end
         return _encode(text[at:end])[1:-1], max(at, end)
@@ -289,12 +292,15 @@ def _shared_beginning(texts: Sequence[str]) -> str:
 
 
 def _size_of_begin(text: str, mark: str) -> int:
-    """Return how many characters at the end of a text may be the beginning of a mark."""
+    """Return the number of characters at the end of a text that may be the beginning of a mark."""
     return next((size for size in range(min(len(text), len(mark) - 1), 0, -1) if text.endswith(mark[:size])), 0)
 
 
 def write_arguments(arguments: str, style: str | XmlStyle) -> str:
-    """Return arguments, a JSON object as text, in a style. Text that is not a JSON object is returned unchanged."""
+    """Convert a JSON object of arguments, given as text, to a style.
+
+    Text that is not a JSON object is returned unchanged.
+    """
     if style == "json":
         return arguments
     try:
@@ -318,7 +324,7 @@ def write_arguments(arguments: str, style: str | XmlStyle) -> str:
 
 
 def _python(value: Any) -> str:
-    """Write a JSON value as a Python literal, with strings in double quotes."""
+    """Convert a JSON value to a Python literal, with strings in double quotes."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_encode(name)}: {_python(each)}" for name, each in value.items()) + "}"
     if isinstance(value, list):

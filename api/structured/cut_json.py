@@ -1,4 +1,4 @@
-"""Completion of JSON that was cut off: the text with what it lacks, numbers and strings as they are written."""
+"""Cut JSON: completes the text of a JSON object that was cut off. Numbers and strings keep their spelling."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ _TOKEN = re.compile(r'[{}\[\],:]|"(?:[^"\\]|\\.)*(?:"|\\?\Z)|[^\s{}\[\],:"]+', r
 _CLOSING = {"{": "}", "[": "]"}
 _SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
-# The end of a string whose last escape is incomplete, or is the first half of a surrogate pair. An escape follows an
-# even number of backslashes.
+# Matches the end of a string whose last escape is incomplete, or is the first half of a surrogate pair. A backslash
+# begins an escape only after an even number of backslashes.
 _CUT_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*((?:\\u[dD][89abAB][0-9a-fA-F]{2})?(?:\\(?:u[0-9a-fA-F]{0,3})?)?)\Z")
 
 
 def completed_object(text: str) -> str:
-    """Return the members of a JSON object whose text may end anywhere, as an object, in time linear in its length.
+    """Complete the text of a JSON object that may end anywhere. Takes time linear in the text's length.
 
-    A string that was cut off is closed; a member without a value is dropped. If the text begins no object, the result
-    is ``{}``; if it is not JSON further on, neither is the result.
+    A string that was cut off is closed. A member without a value is dropped. If the text does not begin an object, the
+    result is ``{}``. If the text becomes invalid JSON later, the result is invalid JSON too.
     """
     if not text.lstrip().startswith("{"):
         return "{}"
     closings: list[str] = []
-    # The text up to the last value or bracket. No bracket follows it, so ``closings`` are those that it lacks.
+    # The end of the last value or bracket. No bracket follows it, so ``closings`` are the brackets that the text lacks.
     end, last_value = 0, ""
     awaits_key = False
     for match in _TOKEN.finditer(text):
@@ -43,7 +43,7 @@ def completed_object(text: str) -> str:
 
 
 def _whole(token: str) -> str:
-    """Return a value that is not nested, a string closed if it was cut off; empty for what is no value yet."""
+    """Return a value that is not nested; a string that was cut off is closed. Returns "" for an incomplete value."""
     if not token.startswith('"'):
         return token if _SCALAR.fullmatch(token) else ""
     if _STRING.fullmatch(token):

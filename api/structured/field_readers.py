@@ -1,4 +1,4 @@
-"""Field probabilities of the answers to one request, computed from the deltas as they arrive."""
+"""Field readers: compute the field probabilities of the answers to one request from the deltas as they arrive."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FieldReaders:
         schema: the grammar of the answers, of the kind JSON Schema.
         token_bytes: returns the bytes of a token.
         ends: tokens without text in an answer.
-        thought: how to recognize a thought before the answer; None if there is none.
+        thought: rules for recognizing the reasoning before the answer; None without reasoning.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class FieldReaders:
         self._answers: dict[tuple[int, int], tuple[FieldReader, _ThoughtSkip | None]] = {}
 
     def read(self, delta: TextDelta) -> TextDelta:
-        """Return the delta with the probabilities of the fields that its tokens complete."""
+        """Return the delta with the probabilities of those fields that its tokens complete."""
         if not delta.allowed:
             return delta
         key = delta.prompt, delta.index
@@ -55,7 +55,10 @@ class FieldReaders:
 
 
 class _ThoughtSkip:
-    """Skips the tokens of a thought. Its end mark and the lead of the answer both end with a token."""
+    """Skips the tokens of the reasoning.
+
+    Its end mark and the lead of the answer must both end at the end of a token.
+    """
 
     def __init__(self, plan: ThoughtPlan) -> None:
         self._start = plan.format.start.encode()

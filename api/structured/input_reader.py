@@ -1,4 +1,4 @@
-"""Reader of a custom tool's input: the text of the single string in a call's arguments, read from partial JSON."""
+"""Input reader: extracts a custom tool's input, the only string in the call's arguments, from partial JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from ..protocol.tools import CUSTOM_INPUT
 
 _BEGIN = re.compile(rf'\s*\{{\s*"{CUSTOM_INPUT}"\s*:\s*"')
 _LONGEST_BEGIN = 64
-# Complete JSON characters: both halves of a surrogate pair (``\\ud83d\\ude00``), or a first half before anything else.
+# Matches complete JSON characters: both halves of a surrogate pair (``\\ud83d\\ude00``), or a first half that is
+# followed by something else.
 _CHARACTERS = re.compile(
     r"""(?:[^"\\]|\\[^u]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}
     |\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\u[dD][c-fC-F][0-9a-fA-F]{2}
@@ -19,7 +20,7 @@ _CHARACTERS = re.compile(
 
 
 class InputReader:
-    """Reads the input from the arguments of one call."""
+    """Reads the input of a custom tool from the arguments of one call."""
 
     def __init__(self) -> None:
         self._held = ""
@@ -27,7 +28,7 @@ class InputReader:
         self._is_over = False
 
     def read(self, text: str) -> str:
-        """Return the part of the input's text in the new JSON that cannot change any more."""
+        """Return the part of the input's text that is certain after the new JSON text."""
         self._held += text
         if not self._is_inside:
             begin = _BEGIN.match(self._held)
@@ -38,7 +39,7 @@ class InputReader:
         if self._is_over:
             return ""
         whole = _CHARACTERS.match(self._held)
-        # The expression always matches, if only an empty text.
+        # The expression always matches, at least an empty text.
         assert whole is not None
         end = whole.end()
         self._is_over = self._held[end : end + 1] == '"'

@@ -1,4 +1,4 @@
-"""The parts of ``jsonschema`` that are used, with its format checker extended by a check of IRIs (RFC 3987).
+"""JSON Schema validators: the parts of ``jsonschema`` that are used, with a check of IRIs (RFC 3987) of its own.
 
 The package that ``jsonschema`` would use for IRIs builds a grammar when it is imported, which takes seconds at each
 start. A text is an IRI if its mapping to a URI (RFC 3987, 3.1) is a URI, so the check of URIs is used for both.
@@ -21,7 +21,7 @@ from ...grammar.regex.string_formats import FORMATS, UUID_VERSIONS
 
 @contextmanager
 def _not_importable(package: str) -> Iterator[None]:
-    """Make imports of a package fail within the block, unless it has been imported before."""
+    """Context manager: imports of a package fail within the block, unless it has been imported before."""
     if package in sys.modules:
         yield
         return
@@ -87,7 +87,7 @@ def _is_made(value: object, make: Callable[[str], object]) -> bool:
 
 
 def _format_checker() -> FormatChecker:
-    """Return a format checker for the formats that grammars enforce, in every draft. Others are annotations."""
+    """Return a format checker for the formats that grammars enforce, in every draft. Other formats are annotations."""
     checker = FormatChecker(())
     own: dict[str, tuple[Callable[[object], bool], tuple[type[Exception], ...]]] = {
         "iri": (is_iri, ()),
@@ -101,4 +101,4 @@ def _format_checker() -> FormatChecker:
 
 
 FORMAT_CHECKER = _format_checker()
-"""Checks each format in ``FORMATS``; all others are annotations."""
+"""Checks each format in ``FORMATS``. Other formats are annotations and are not checked."""

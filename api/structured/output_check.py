@@ -1,12 +1,12 @@
 """Output check: validates each finished structured answer with ``jsonschema``, independently of the grammar.
 
 So a defect of the grammar engine ends an answer with ``error``, never with ``stop``. To limit the time, very long
-strings (patterns, formats) and documents nested deeper than the parser allows are not validated.
+strings (for patterns and formats) and documents that are nested deeper than the parser allows are not validated.
 
-A schema is a program by a client: a schema of 1 kB may refer to itself twice at each of its levels. So each reference
-is evaluated once for each part of the answer, and applied keywords are counted. A validation that takes more than a few
-milliseconds, or whose cost is not known, runs in a process with a deadline. After the deadline the answer is returned
-without validation.
+A schema is a program by a client, who is not trusted: a schema of 1 kB may refer to itself twice at each of its levels.
+So each reference is evaluated only once for each part of the answer, and the applied keywords are counted. A validation
+that takes more than a few milliseconds, or whose cost is not known, runs in a process with a deadline. If the deadline
+passes, the answer is returned without validation.
 """
 
 from __future__ import annotations
@@ -46,26 +46,26 @@ from .tool_plan import Reading
 if TYPE_CHECKING:
     from ...engine.serving.output_processor import TextDelta
 
-MOST_BYTES = 32 << 20  # Limit of the memory of validators.
-_OF_CONTENT = 40  # Memory of a validator as a multiple of its schema's size.
+MOST_BYTES = 32 << 20  # Limit on the memory of cached validators in bytes.
+_OF_CONTENT = 40  # Estimated memory of a validator, as a multiple of its schema's size.
 # A text with more characters, or a schema with more bytes, is validated in another process.
 _LONG_TEXT, _LONG_SCHEMA = 1_024, 1 << 14
-# Limit of the work of a validation on the event loop: about the number of keywords that are applied.
+# Limit on the work of a validation on the event loop: about the number of applied keywords.
 _MOST_WORK = 4_000
 _JOB = "api.structured.output_check:validate_job"
-# The cost of a pattern is known if it repeats no group.
+# The cost of a pattern is known if the pattern repeats no group.
 _REPEATED_GROUP, _COUNTS = re.compile(r"\)[*+?{]"), re.compile(r"\{(\d+)")
 _DYNAMIC, _UNEVALUATED = ("$dynamicRef", "$recursiveRef"), ("unevaluatedProperties", "unevaluatedItems")
 _LONGEST_CHECKED = 4_096  # Largest number of characters of a string whose pattern or format is checked.
-_DIGITS = 4_000  # Below the limit of int(text).
+_DIGITS = 4_000  # Number of digits that are converted at once; it is below the limit of int(text).
 
 logger = logging.getLogger(__name__)
 
 
 class OutputCheck:
-    """Collects the answers to one request, and validates each when it finishes.
+    """Collects the answers to one request, and validates each answer when it is finished.
 
-    Answers that are cut off by ``max_tokens``, or by the request's stop strings or tokens, are not validated.
+    Answers that ``max_tokens``, or the request's stop strings or stop tokens, have cut off are not validated.
 
     Attributes:
         num_broken: number of answers that do not match the output format.
@@ -78,7 +78,10 @@ class OutputCheck:
         self._texts: dict[tuple[int, int], list[str]] = {}
 
     async def check(self, deltas: Sequence[TextDelta]) -> list[TextDelta]:
-        """Return the deltas of one step; the finish reason of an invalid answer becomes ``error``."""
+        """Check the deltas of one step.
+
+        Returns them; the finish reason of an invalid answer is changed to ``error``.
+        """
         return [await self._checked(delta) for delta in deltas]
 
     async def _checked(self, delta: TextDelta) -> TextDelta:
@@ -107,7 +110,7 @@ class OutputCheck:
 
 
 class OutputValidators:
-    """The most recently used validators, by grammar. Belongs to one event loop."""
+    """Cache of the most recently used validators, by grammar. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._cache = SizedCache(MOST_BYTES)
@@ -125,7 +128,7 @@ class OutputValidators:
             logger.warning("a structured answer could not be validated: the validation %s", error)
             return True
         except CapacityError as error:
-            # The answer was generated under its grammar, so it is delivered without validation.
+            # The answer was generated under its grammar, so it is returned without validation.
             logger.warning("a structured answer could not be validated: %s", error)
             return True
 
@@ -144,7 +147,10 @@ def _is_valid_elsewhere(spec: GrammarSpec, text: str) -> bool:
 
 
 def validate_job(arguments: Sequence[Any], data: bytes) -> bytes:
-    """Validate a text in a worker process. ``arguments``: kind and size of the grammar; ``data``: it and the text."""
+    """Validate a text in a worker process.
+
+    ``arguments`` are the grammar's kind and size; ``data`` is the grammar and the text.
+    """
     kind, size = arguments
     text = data[size:].decode("utf-8", "surrogatepass")
     return b"1" if _kept_validator(kind, data[:size]).is_valid(text, None) else b"0"
@@ -156,11 +162,11 @@ def _kept_validator(kind: str, content: bytes) -> AnswerValidator:
 
 
 class TooMuchWork(Exception):
-    """A validation takes more work than is allowed, or its work is not known in advance."""
+    """Raised if a validation takes more work than is allowed, or if its work is not known in advance."""
 
 
 class _Run(local):
-    """The validation in this thread: the work that is left, and the results of references for parts of the answer."""
+    """State of the validation in this thread: the work that is left, and the results of references by answer part."""
 
     left = float("inf")
     memo: dict[tuple[int, int], bool] | None = None
@@ -173,14 +179,15 @@ class AnswerValidator:
     """Validates texts against one schema.
 
     Attributes:
-        work: work of the last validation that was counted.
+        work: work of the last validation whose work was counted.
     """
 
     def __init__(self, spec: GrammarSpec) -> None:
         self._validator = _validator(spec)
-        # The result of a dynamic reference depends on the path to it, so it is not shared.
+        # The result of a dynamic reference depends on the path that leads to it, so the result is not cached.
         self._shares = not any(name.encode() in spec.content for name in _DYNAMIC)
-        # For these keywords jsonschema searches references without calling a keyword's function.
+        # For these keywords, jsonschema resolves references without calling a keyword's function, so the work is not
+        # counted.
         self._is_counted = not any(name.encode() in spec.content for name in _UNEVALUATED)
         self.work = 0.0
 
@@ -188,7 +195,7 @@ class AnswerValidator:
         """Return whether a text is JSON that matches the schema.
 
         Raises:
-            TooMuchWork: the validation takes more than ``most_work``, if that is given.
+            TooMuchWork: the validation takes more work than ``most_work``, if a limit is given.
         """
         if most_work is not None and not self._is_counted:
             raise TooMuchWork
@@ -208,7 +215,7 @@ def _validator(spec: GrammarSpec) -> Validator:
 
 @cache
 def _with_our_keywords(base: type[Validator]) -> type[Validator]:
-    """Return the validator class of a JSON Schema draft, extended by ``_KEYWORDS``; one class for each draft."""
+    """Return the validator class of a JSON Schema draft with ``_KEYWORDS`` added. There is one class for each draft."""
     keywords = {**base.VALIDATORS, **_KEYWORDS}
     keywords["$ref"] = _shared(keywords["$ref"])
     extended: type[Validator] = extend(base, {name: _counted(name, check) for name, check in keywords.items()})
@@ -219,7 +226,7 @@ _Keyword = Callable[[Any, Any, Any, Any], Any]
 
 
 def _counted(name: str, check: _Keyword) -> _Keyword:
-    """Return a keyword's function that also counts its work."""
+    """Wrap a keyword's function, so that it also counts the work."""
     cost = _cost_of_pattern if name == "pattern" else _cost_of_patterns if name == "patternProperties" else _cost
 
     def counted(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
@@ -233,9 +240,9 @@ def _counted(name: str, check: _Keyword) -> _Keyword:
 
 
 def _cost(value: Any, instance: Any) -> float:
-    """Return the cost of a keyword without the subschemas that it applies: it visits each part of both values."""
+    """Return the cost of a keyword without its subschemas. It visits the schema's value and the answer's value."""
     sizes = [len(each) if isinstance(each, dict | list) else 0 for each in (value, instance)]
-    # The value of uniqueItems is ``true``; it compares all pairs.
+    # If the value is ``true``, the keyword is uniqueItems, which compares all pairs.
     return 1 + sizes[0] / 8 + sizes[1] / 8 + (sizes[1] ** 2 / 64 if value is True else 0)
 
 
@@ -255,11 +262,11 @@ def _cost_of_patterns(patterns: Any, instance: Any) -> float:
 
 
 def _shared(check: _Keyword) -> _Keyword:
-    """Return the function of ``$ref``, which applies a reference once to each part of an answer."""
+    """Wrap the function of ``$ref``, so that a reference is evaluated once for each part of an answer."""
 
     def shared(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
         memo = _run.memo
-        # Schema and answer are kept in memory, so different values of theirs have different identities.
+        # The schema and the answer are kept in memory, so different parts of them have different ids.
         key = id(schema), id(instance)
         found = None if memo is None else memo.get(key)
         if found is None:
@@ -304,7 +311,7 @@ def _no_constant(name: str) -> Any:
 
 
 def _pattern(_validator: Validator, source: str, instance: Any, _schema: Any) -> Iterator[ValidationError]:
-    """Match a pattern in ECMA's dialect and in limited time, as Python's ``re`` does neither."""
+    """Match a pattern in ECMA's dialect and in limited time. Python's ``re`` offers neither."""
     if isinstance(instance, str) and len(instance) <= _LONGEST_CHECKED and not pattern_matches(source, instance):
         yield ValidationError("does not match")
 
@@ -335,7 +342,7 @@ def _additional_properties(
 
 
 def _multiple_of(_validator: Validator, step: Any, instance: Any, _schema: Any) -> Iterator[ValidationError]:
-    """Check multipleOf exactly on the decimals as written: 0.3 is a multiple of 0.1."""
+    """Check multipleOf exactly on the decimal numbers as they are written, so that 0.3 is a multiple of 0.1."""
     if isinstance(instance, bool) or not isinstance(instance, int | float) or isinf(instance):
         return
     if Fraction(repr(instance)) % Fraction(repr(step)):

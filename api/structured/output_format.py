@@ -1,4 +1,4 @@
-"""Output format of a request (response_format, guided_*, structured_outputs, ...) as a grammar for the engine."""
+"""Output format: converts a request's format (response_format, guided_*, structured_outputs, ...) to a grammar."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class OutputFormat:
 
     Attributes:
         spec: the grammar of the whole answer.
-        field: field of the request that sets it, for error messages.
+        field: field of the request that sets the format, for error messages.
         kind: label for metrics: a kind of grammar, or ``tools``.
-        form: the grammar of text outside of tool calls: ``spec``, or a part of it if there are ``tools``; None for free
-            text.
-        tools: how to parse tool calls out of the answer; None without tools.
+        form: grammar of the text outside of tool calls: ``spec``, or a part of ``spec`` if there are ``tools``; None
+            for free text.
+        tools: rules for parsing tool calls out of the answer; None without tools.
     """
 
     spec: GrammarSpec
@@ -42,7 +42,7 @@ class OutputFormat:
 
     @contextmanager
     def locating_errors(self) -> Iterator[None]:
-        """Make a ``GrammarRefused`` of the engine, raised in the block, name a field and a pointer of the request."""
+        """Context manager: a ``GrammarRefused`` raised in the block names a field and a pointer of the request."""
         try:
             yield
         except GrammarRefused as error:
@@ -52,12 +52,12 @@ class OutputFormat:
 
 
 def tool_parser(output_format: OutputFormat | None) -> ToolParser | None:
-    """Return a new parser for the tool calls of one answer; None without tools."""
+    """Create a parser for the tool calls of one answer. Returns None without tools."""
     return None if output_format is None or output_format.tools is None else ToolParser(output_format.tools)
 
 
 def requested_format(body: StructuredFields) -> OutputFormat | None:
-    """Return the output format that the body sets; None for free text.
+    """Return the output format that the body requests; None for free text.
 
     Raises:
         GrammarRefused: the format is malformed or beyond the limits; the error names the field.
@@ -74,13 +74,13 @@ def requested_format(body: StructuredFields) -> OutputFormat | None:
 
 
 async def checked_format(body: StructuredFields) -> OutputFormat | None:
-    """Return the result of ``requested_format``; off the event loop if the request's body is large. Raises like it."""
+    """Like ``requested_format``, but off the event loop if the request's body is large."""
     return await beside_loop(partial(requested_format, body))
 
 
 @contextmanager
 def naming_field(field: str) -> Iterator[None]:
-    """Convert a ``GrammarError``, raised in the block, to ``GrammarRefused`` for this field."""
+    """Context manager: convert a ``GrammarError`` that the block raises to ``GrammarRefused`` for this field."""
     try:
         yield
     except GrammarError as error:
@@ -127,7 +127,7 @@ def _structured_outputs_spec(value: StructuredOutputs) -> GrammarSpec:
 
 
 def grammar_of_text(text: str) -> GrammarSpec:
-    """Return the text as EBNF if it has a rule ``name ::= ...``, else as Lark (``name: ...``).
+    """Return the grammar in a text: EBNF if the text has a rule ``name ::= ...``, else Lark (``name: ...``).
 
     Raises:
         GrammarError: the text has neither kind of rule.

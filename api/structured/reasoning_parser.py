@@ -1,9 +1,9 @@
-"""Streaming reasoning parser: separates the thought from the answer in the deltas of a request, and counts its tokens.
+"""Streaming reasoning parser: separates the reasoning from the answer in a request's deltas, and counts its tokens.
 
 BEGIN --start mark--> THOUGHT --end mark--> GAP --newlines, lead--> ANSWER
   '----------------------------------------- no mark ---------------^
 
-If thoughts are separate messages, another one may follow: THOUGHT --end mark--> BEGIN.
+If the reasoning consists of separate messages, another one may follow: THOUGHT --end mark--> BEGIN.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BLANKS = " \t\n\r\x0b\x0c"
 
 
 class ReasoningParser:
-    """Parses all answers to one request.
+    """Separates the reasoning from the answer, for all answers to one request.
 
     Args:
         token_bytes: returns the bytes of a token.
@@ -35,7 +35,10 @@ class ReasoningParser:
         self._sequences: dict[tuple[int, int], tuple[_TextSplit, _ThoughtCount]] = {}
 
     def parse(self, delta: TextDelta) -> TextDelta:
-        """Return the delta with the thought's text separated. Its end has the number of the thought's tokens."""
+        """Return the delta with its reasoning text separated.
+
+        The last delta contains the number of reasoning tokens.
+        """
         key = delta.prompt, delta.index
         if key not in self._sequences:
             self._sequences[key] = _TextSplit(self._plan), _ThoughtCount(self._plan.format, self._plan.is_open)
@@ -52,7 +55,7 @@ class ReasoningParser:
 
 
 class _TextSplit:
-    """Splits the text of one answer. White space around the thought is dropped."""
+    """Splits the text of one answer into reasoning and content. White space around the reasoning is dropped."""
 
     def __init__(self, plan: ThoughtPlan) -> None:
         self._plan = plan
@@ -63,14 +66,14 @@ class _TextSplit:
         self._state: Callable[[], bool] = self._begin
 
     def push(self, text: str) -> tuple[str, str]:
-        """Return the new text of the thought and of the answer that cannot change any more."""
+        """Return the new reasoning text and the new content that later text cannot change."""
         self._buffer += text
         while self._buffer and self._state():
             pass
         return self._pop()
 
     def finish(self) -> tuple[str, str]:
-        """Return the texts held back, at the end of the output."""
+        """Return the texts that were held back. Must be called at the end of the output."""
         if self._state == self._think or (self._state == self._begin and self._plan.is_open):
             self._thought.append(self._buffer.strip("\n"))
         elif self._state == self._begin:
@@ -83,7 +86,7 @@ class _TextSplit:
         self._thought, self._answer = [], []
         return thought, answer
 
-    # Each state consumes as much of the buffer as it can, and returns whether the next state can continue.
+    # Each state consumes as much of the buffer as it can. It returns whether the next state can continue at once.
 
     def _begin(self) -> bool:
         start = self._plan.format.start.lstrip(_BLANKS)
@@ -144,24 +147,24 @@ class _TextSplit:
 
 
 class _ThoughtCount:
-    """Counts the tokens of one thought by their bytes. Tokens of the marks are not counted."""
+    """Counts the reasoning tokens of one answer by their bytes. Tokens of the marks are not counted."""
 
     def __init__(self, form: ReasoningFormat, is_open: bool) -> None:
         self._num_tokens = 0
         self._start, self._end = form.start.lstrip(_BLANKS).encode(), form.end.encode()
         self._is_open = is_open
-        self._may_follow = form.in_messages  # Whether another thought may follow after one has ended.
-        # Tokens of a possible start mark; None once it is known whether it is one.
+        self._may_follow = form.in_messages  # Whether more reasoning may follow after reasoning has ended.
+        # Tokens of a possible start mark; None once it is known whether they are the mark.
         self._first: list[bytes] | None = []
-        self._tail = b""  # Last bytes of the thought, in which the end mark may have begun.
-        # Offsets in the thought's bytes at which the last tokens start.
+        self._tail = b""  # Last bytes of the reasoning, in which the end mark may have begun.
+        # Offsets in the reasoning's bytes at which the last tokens start.
         self._starts: deque[int] = deque(maxlen=len(self._end))
         self._num_bytes = 0
         self._has_ended = False
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens of the thought so far."""
+        """Number of reasoning tokens so far."""
         return self._num_tokens + (len(self._first) if self._first and self._is_open else 0)
 
     def add(self, data: bytes) -> None:

@@ -1,8 +1,8 @@
-"""Shapes of conversations: which ones a chat template accepts, and how to rewrite the others.
+"""Template shape: the conversation shapes that a chat template accepts, and the conversion of other conversations.
 
-Templates refuse, drop or move messages that their authors did not expect: a second system message, one after a user's
-message, roles that do not alternate. Each case is tested once with a short conversation. A conversation that the
-template accepts is never changed.
+Templates refuse, drop or move messages that their authors did not expect: a second system message, a system message
+after a user message, or roles that do not alternate. Each case is tested once with a short conversation. A conversation
+that the template accepts is never changed.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _TEXTS = {
 _ROLES = {"U": "user", "V": "user", "W": "user", "A": "assistant", "B": "assistant"}
 _CALL_ID = "probe0000"
 _BETWEEN = "\n\n"
-# A key that no template reads. It marks a message that was made from instructions.
+# Key that no template reads. It marks a message that was made from instructions.
 _SAID = "said"
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateShape:
-    """The shapes of conversations that a chat template accepts unchanged.
+    """The conversation shapes that a chat template accepts unchanged. An attribute is true if its case is accepted.
 
     Attributes:
         system: instructions before the conversation.
@@ -72,7 +72,10 @@ ANY_SHAPE = TemplateShape()
 
 
 class _Probe:
-    """Renders short conversations, written as letters of ``_TEXTS``. ``C`` is a call, ``c`` a call without content."""
+    """Renders short conversations that are written as letters of ``_TEXTS``.
+
+    ``C`` is a call, ``c`` is a call without content.
+    """
 
     def __init__(
         self, tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]], arguments: Any, *, in_parts: bool = False
@@ -83,7 +86,7 @@ class _Probe:
         self._arguments = arguments
 
     def takes(self, *conversations: str, roles: Mapping[str, str] | None = None) -> bool:
-        """Return whether the texts of each conversation are rendered in their order.
+        """Return whether the template renders the texts of each conversation in their order.
 
         Args:
             roles: roles of the instructions ``S`` and ``T``; by default ``system``.
@@ -126,11 +129,11 @@ class _Probe:
 
 
 def shape_of(tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]], arguments: Any) -> TemplateShape:
-    """Return the shapes that the chat template accepts, found by rendering some twenty short conversations.
+    """Detect the shapes that a chat template accepts, by rendering some twenty short conversations.
 
     Args:
-        tools: definitions to render with them; empty for a template that renders no tools.
-        arguments: a call's arguments in the type that the template accepts.
+        tools: tool definitions to render with the conversations; empty for a template that renders no tools.
+        arguments: arguments of a call, of the type that the template accepts.
     """
     probe = _Probe(tokenizer, tools, arguments)
     takes_texts = probe.takes("U")
@@ -160,11 +163,11 @@ def shape_of(tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]], arguments
 
 
 def as_taken(messages: Sequence[Message], shape: TemplateShape) -> list[Message]:
-    """Return the messages in a shape that the template accepts.
+    """Convert the messages to a shape that the template accepts.
 
     Instructions before the conversation are joined. Later instructions become marked text in the adjacent user turn, so
-    that the messages before them stay cached. Consecutive turns of one role are joined, and missing turns are added as
-    empty ones.
+    that the KV of the messages before them stays valid. Consecutive turns of one role are joined, and missing turns are
+    added as empty ones.
     """
     if shape == ANY_SHAPE:
         return list(messages)
@@ -173,7 +176,7 @@ def as_taken(messages: Sequence[Message], shape: TemplateShape) -> list[Message]
 
 
 def _in_parts(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages with texts as lists of one part."""
+    """Return the messages with each text as a list of one part."""
     return [
         {**message, "content": [{"type": "text", "text": content}]}
         if isinstance(content := message.get("content"), str) and content
@@ -189,7 +192,7 @@ def _with_content(messages: Sequence[Message], shape: TemplateShape) -> Sequence
 
 
 def _instructed(messages: Sequence[Message], shape: TemplateShape) -> list[Message]:
-    """Return the messages; instructions that the template does not accept become user turns, marked ``_SAID``."""
+    """Convert instructions that the template does not accept to user turns, which are marked with ``_SAID``."""
     number = _num_leading(messages)
     leading = list(messages[:number])
     if leading and not shape.system:
@@ -207,10 +210,10 @@ def _said(message: Message) -> Message:
 
 
 def _alternating(messages: Sequence[Message], shape: TemplateShape) -> list[Message]:
-    """Return the messages with alternating turns, as far as the template requires it.
+    """Convert the messages to alternating turns, as far as the template requires it.
 
-    A message that was made from instructions (marked ``_SAID``) is joined to the user turn before it, or else to the
-    turn after it.
+    A message that was made from instructions (marked with ``_SAID``) is joined to the user turn before it, or else to
+    the turn after it.
     """
     joined = {
         role for role, may in (("user", shape.repeated_users), ("assistant", shape.repeated_assistants)) if not may
@@ -229,7 +232,7 @@ def _alternating(messages: Sequence[Message], shape: TemplateShape) -> list[Mess
 
 
 def _begun(messages: Sequence[Message], shape: TemplateShape) -> list[Message]:
-    """Return the messages, with an empty user turn after the instructions if the template requires one."""
+    """Insert an empty user turn after the instructions, if the template requires one."""
     number = _num_leading(messages)
     is_begun_by_assistant = number < len(messages) and messages[number]["role"] == "assistant"
     has_user = any(message["role"] == "user" for message in messages)
@@ -239,12 +242,12 @@ def _begun(messages: Sequence[Message], shape: TemplateShape) -> list[Message]:
 
 
 def _num_leading(messages: Sequence[Message]) -> int:
-    """Return the number of instructions before the conversation."""
+    """Return the number of messages with instructions before the conversation."""
     return next((n for n, each in enumerate(messages) if each["role"] not in _INSTRUCTIONS), len(messages))
 
 
 def _one_turn(messages: Sequence[Message]) -> Message:
-    """Return messages of one role as a single one, with joined texts and thoughts and all calls."""
+    """Join messages of one role to a single message, with their texts, their reasoning and all their calls."""
     turn = {key: value for message in messages for key, value in message.items() if key != _SAID}
     if len(messages) == 1:
         return turn

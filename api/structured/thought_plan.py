@@ -1,4 +1,4 @@
-"""Thought plan: how to separate the thoughts from the answers of one request, and the engine's rules for them."""
+"""Thought plan: rules for separating the reasoning from the answers of one request, and the engine's rules for it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ MAX_NEWLINES = 2
 
 @dataclass(frozen=True, slots=True)
 class ThoughtPlan:
-    """How to separate the thoughts from the answers of one request.
+    """Rules for separating the reasoning from the answers of one request.
 
     Attributes:
-        is_open: whether the prompt ends within the thought.
-        lead: text between the thought and the answer; it belongs to neither.
-        strips: whether newlines between the two are dropped.
-        shown: whether the client wants to see thoughts.
+        is_open: whether the prompt ends within the reasoning.
+        lead: text between the reasoning and the answer, which belongs to neither.
+        strips: whether newlines between the reasoning and the answer are dropped.
+        shown: whether the client wants to see the reasoning.
     """
 
     format: ReasoningFormat
@@ -30,7 +30,10 @@ class ThoughtPlan:
     shown: bool
 
     def rules(self, budget: int | None) -> ThoughtRules:
-        """Return the engine's rules for the thought."""
+        """Return the engine's rules for the reasoning.
+
+        ``budget`` is its largest number of tokens; None for no limit.
+        """
         newlines = MAX_NEWLINES if self.strips else 0
         return ThoughtRules(self.format.start, self.format.end, self.is_open, budget, self.lead, newlines)
 
@@ -43,10 +46,12 @@ def plan_thought(
     output_format: OutputFormat | None,
     shown: bool,
 ) -> ThoughtPlan | None:
-    """Return how to separate thoughts from answers; None if the prompt leaves no room for a thought.
+    """Determine how to separate the reasoning from the answer.
+
+    Returns None if the prompt has already ended the reasoning.
 
     Args:
-        prompt: the conversation as the chat template renders it.
+        prompt: the conversation as rendered by the chat template.
         continued: text of the message that the answer continues.
     """
     if form is None:
@@ -58,9 +63,9 @@ def plan_thought(
     if is_open is None:
         return None
     tools = None if output_format is None else output_format.tools
-    # If the answer must equal a text of the client's exactly, a newline before it may be part of it.
+    # If the answer must match a text of the client exactly, a newline before it may be a part of it.
     strips = output_format is None or tools is not None or output_format.spec.kind.is_json
-    # Calls that begin with the text that ends the content follow the content's opening.
+    # If calls begin with the text that ends the content, they follow the content's opening.
     begins_in_content = tools is None or tools.format.closes_content
     lead = (form.lead if begins_in_content else "") + ("" if tools is None else tools.prefill)
     return ThoughtPlan(form, is_open, lead, strips and not form.in_messages, shown)

@@ -1,4 +1,4 @@
-"""Tool dialects: the tool call format that a model's chat template writes, and messages for templates without tools.
+"""Tool dialects: detects the tool call format of a chat template, and adapts messages to templates without tools.
 
 If the chat template does not support tools, ``for_dialect`` writes definitions, calls and results as plain text.
 """
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How the chat template of one model supports tools.
+    """The support of one model's chat template for tools.
 
     Attributes:
-        format: its tool call format.
+        format: the model's tool call format.
         by_template: whether the chat template renders tools and their results; otherwise ``for_dialect`` writes them
             into the messages as text.
         calls_by_template: whether the chat template renders calls.
@@ -46,7 +46,7 @@ class Dialect:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
-_LONGEST_PROBE = 1 << 16  # Number of characters.
+_LONGEST_PROBE = 1 << 16  # Largest number of characters of a rendered probe.
 _PROBE_NAME = "probe_tool"
 _PROBE_TOOL = {
     "type": "function",
@@ -71,7 +71,7 @@ def dialect_of(tokenizer: Tokenizer, parser: str) -> Dialect:
     """
     found = _calls_of(tokenizer, parser)
     tools = [_PROBE_TOOL] if found.by_template else []
-    # For a template that leaves out calls, they are written as text.
+    # If the template leaves out calls, ``for_dialect`` writes them as text.
     arguments = '{"probe": 1}' if found.arguments_as_text else {"probe": 1}
     return replace(found, shape=shape_of(tokenizer, tools, arguments))
 
@@ -91,7 +91,8 @@ def _calls_of(tokenizer: Tokenizer, parser: str) -> Dialect:
     by_template = _PROBE_NAME in bare
     shows_calls = False
     for as_text in (False, True):
-        # The definitions may contain a call too, in another form than the one that the model writes.
+        # The definitions may contain a call too, in another form than the one that the model writes, so they are cut
+        # off.
         rendered = _render(tokenizer, [_PROBE_MESSAGE, _probe_call(as_text=as_text)]).removeprefix(bare)
         found = next((form for form in possible if _is_shown(form, rendered, tokenizer, bare, parser)), None)
         if found is not None:
@@ -108,11 +109,11 @@ def _calls_of(tokenizer: Tokenizer, parser: str) -> Dialect:
 def _is_shown(form: ToolFormat, rendered: str, tokenizer: Tokenizer, bare: str, parser: str) -> bool:
     """Return whether a rendered call has a format.
 
-    A call that can only begin an answer, and has no mark, is shown if no other mark precedes it in the answer: with a
-    mark it has another format, which a probe finds.
+    Some formats have no mark, and their calls can only begin an answer. For such a format, the call must not follow
+    another mark in the answer. If it does, the call has another format, which a probe derives.
 
     Args:
-        rendered: the text that the template has rendered after ``bare``, the question.
+        rendered: the text that the template has rendered after ``bare``, which is the question.
     """
     found = re.search(form.rendered, rendered)
     if found is None or not form.only_at_start or parser != "auto":
@@ -126,7 +127,10 @@ def _is_shown(form: ToolFormat, rendered: str, tokenizer: Tokenizer, bare: str, 
 
 
 def _probed(tokenizer: Tokenizer) -> Dialect | None:
-    """Return the dialect of a template that renders calls in a format that ``FORMATS`` lacks; None if it has none."""
+    """Derive the dialect of a template whose call format is not in ``FORMATS``.
+
+    Returns None if it renders no format.
+    """
 
     def render(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], has_header: bool) -> str:
         return _render(tokenizer, messages, tools, has_header=has_header)
@@ -150,10 +154,11 @@ def _render(
     *,
     has_header: bool = False,
 ) -> str:
-    """Return the conversation's text, with the answer's header or without; empty if the template refuses it."""
+    """Render a conversation, with or without the header of the answer. Returns "" if the template refuses it."""
     try:
         text = tokenizer.render_chat(messages, add_generation_prompt=has_header, tools=tools)
-        # Patterns are searched in the text. A template that renders so long a text for a few words does not suit tools.
+        # Patterns are searched in this text. A template that renders so much text for a few words is not suitable for
+        # tools.
         return text if len(text) <= _LONGEST_PROBE else ""
     except TemplateStopped:
         raise
@@ -170,10 +175,10 @@ _INTRODUCTION = (
 def for_dialect(
     messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], dialect: Dialect
 ) -> list[dict[str, Any]]:
-    """Return the messages for the dialect's chat template, in a shape that it accepts.
+    """Convert the messages for the dialect's chat template, to a shape that the template accepts.
 
-    Without template support, definitions are appended to the system message (added if missing) and calls to the
-    assistant's text, and results become user messages.
+    Without template support, definitions are appended to the system message (which is added if missing), calls are
+    appended to the assistant's text, and results become user messages.
     """
     if dialect.by_template:
         return as_taken([_for_template(message, dialect) for message in messages], dialect.shape)
@@ -182,7 +187,7 @@ def for_dialect(
     for message in messages:
         is_result = message["role"] == "tool"
         if is_result and after_result:
-            # Consecutive results are joined in one message, as many templates require alternating roles.
+            # Consecutive results are joined to one message, because many templates require alternating roles.
             plain[-1]["content"] += "\n" + _result(message)
         elif is_result:
             plain.append({"role": "user", "content": _result(message)})
@@ -207,10 +212,10 @@ def _for_template(message: dict[str, Any], dialect: Dialect) -> dict[str, Any]:
 
 
 def without_second_end(text: str, dialect: Dialect) -> str:
-    """Return a rendered conversation in which the content of a message with calls is closed once.
+    """Remove a second end of the content from the rendered messages with calls.
 
-    If calls begin with the end of the content, ``for_dialect`` writes it into the content, and a template that knows
-    the mark writes it again after the calls.
+    If calls begin with the end of the content, ``for_dialect`` writes this end into the content. A template that knows
+    the mark then writes it again after the calls.
     """
     form = dialect.format
     if (dialect.by_template and dialect.calls_by_template) or not form.closes_content:
@@ -224,7 +229,7 @@ def _with_calls(message: dict[str, Any], form: ToolFormat) -> dict[str, Any]:
         return message
     text = form.calls([(call["function"]["name"], _arguments(call["function"])) for call in calls])
     lead = message.get("content") or ""
-    # A mark that closes the content follows it directly, as the model writes it.
+    # A mark that closes the content follows the content directly, as the model writes it.
     if lead and not form.closes_content:
         lead += "\n"
     return {key: value for key, value in message.items() if key != "tool_calls"} | {"content": lead + text}

@@ -1,6 +1,6 @@
-"""Tool call formats of model families as data: marks, where a call names its function, how arguments are written.
+"""Tool call formats of model families, as data: marks, the place of the function's name, and the style of arguments.
 
-A call is ``before_name NAME after_name ARGUMENTS after_arguments``; one or several calls are between ``opening`` and
+A call is ``before_name NAME after_name ARGUMENTS after_arguments``. One or several calls are between ``opening`` and
 ``closing``. The names are those of vLLM's ``--tool-call-parser``.
 """
 
@@ -15,24 +15,24 @@ from .argument_syntax import write_arguments
 
 
 class CallIds(Enum):
-    """The form of the ids of calls, if the chat template or the model depends on it."""
+    """Form of the ids of calls, if the chat template or the model requires a form."""
 
     ANY = auto()
     SHORT = auto()
     """Nine letters and digits."""
     WRITTEN = auto()
-    """Nine letters and digits. The model writes them between the function's name and the arguments."""
+    """Nine letters and digits, which the model writes between the function's name and the arguments."""
     NUMBERED = auto()
-    """``functions.NAME:NUMBER``. The model writes the number."""
+    """``functions.NAME:NUMBER``, of which the model writes the number."""
     COUNTED = auto()
-    """Any form. The model writes the number of the call before the function's name, from 0."""
+    """Any form. The model writes the number of the call, counted from 0, before the function's name."""
     ORDINAL = auto()
-    """Like COUNTED, from 1."""
+    """Like COUNTED, but counted from 1."""
     FREE = auto()
-    """Letters, digits, ``_`` and ``-``. The model writes them."""
+    """Letters, digits, ``_`` and ``-``, which the model writes."""
 
 
-# Regular expressions of the part of an id that the model writes.
+# Regular expressions for the part of an id that the model writes.
 WRITTEN_IDS = {
     CallIds.WRITTEN: "[a-zA-Z0-9]{9}",
     CallIds.NUMBERED: "[0-9]{1,4}",
@@ -41,7 +41,7 @@ WRITTEN_IDS = {
     CallIds.FREE: "[a-zA-Z0-9_-]{1,64}",
 }
 NAME = "{name}"
-"""In the text after the name, this stands for the function's name."""
+"""Placeholder for the function's name in the text after the name."""
 _OBJECT_HEAD = re.compile(r'\{\s*"name"\s*:\s*"')
 _ARGUMENTS_KEYS = ("arguments", "parameters")
 
@@ -54,27 +54,27 @@ class ToolFormat:
         name: unique name of the format.
         trigger: text that opens calls in free text.
         opening: the trigger and all text up to the first call.
-        parser: value of ``--tool-call-parser``, if it differs from the name; the template then decides among the
-            formats of this value.
+        parser: value of ``--tool-call-parser``, if it differs from the name. Several formats may have the same value;
+            the template then determines which one is used.
         models: models that write the format, for the documentation.
         rendered: regular expression that finds the test call in a rendered template.
-        mentions: texts, one of which is in the source of templates that leave out calls.
-        style: how arguments are written: ``json``, a style of `grammar.argument_styles`, or a style derived by a probe.
+        mentions: texts that identify the format in the source of a template that does not render calls.
+        style: style of the arguments: ``json``, a style of `grammar.argument_styles`, or a style derived by a probe.
         before_name: text before the function's name.
         after_name: text between the name (or the number) and the arguments; ``{name}`` in it stands for the name.
         after_arguments: text after the arguments.
-        arguments_key: the key for the arguments beside ``name``, if a call is a JSON object.
+        arguments_key: key of the arguments, if a call is a JSON object with the keys ``name`` and this one.
         separator: text between calls after one opening; None if each call has its own opening.
-        between: text between calls that have their own openings.
-        closing: text after the last call of an opening.
+        between: text between two calls, if each call has its own opening.
+        closing: text after the last call that belongs to an opening.
         only_at_start: whether calls can only begin the answer; a trigger later in the text then opens no call.
-        single: whether there is at most one call.
+        single: whether an answer has at most one call.
         ids: the form of the ids of calls.
         id_begin: text between the name and the part of the id that the model writes.
-        id_lead: text before an id that the model writes before the name; then ``before_name`` follows the id.
+        id_lead: text before an id that the model writes before the name. ``before_name`` then follows the id.
         content_opening: text before an answer without calls.
         content_closing: text after such an answer, which is not part of it. Without a ``content_opening``, calls begin
-            with this text too, as the prompt or the end of a thought has opened the content.
+            with this text too, because the prompt or the end of the reasoning has opened the content.
         preamble: marks around text before a call; None for text without marks.
         recipient_mark: mark before each part of an answer; a part begins with its recipient, which is a function or the
             recipient in ``content_opening``. Prompts end with this mark.
@@ -117,17 +117,20 @@ class ToolFormat:
 
     @property
     def closes_content(self) -> bool:
-        """Whether calls begin with the end of the content, which the prompt or the end of a thought has opened."""
+        """Whether calls begin with the end of the content.
+
+        The content was opened by the prompt or the end of the reasoning.
+        """
         return bool(self.content_closing) and not self.content_opening
 
     @property
     def is_object(self) -> bool:
-        """Whether calls are JSON objects with name and arguments, and several calls are a list of them."""
+        """Whether a call is a JSON object with a name and arguments, and several calls are a list of such objects."""
         is_listed = self.separator is None or self.opening.rstrip().endswith("[")
         return is_listed and bool(_OBJECT_HEAD.fullmatch(self.before_name)) and self.arguments_key in _ARGUMENTS_KEYS
 
     def head(self, function: str, number: int = 0) -> str:
-        """Return the text of a call up to its arguments. ``number`` matters only in formats that write an id."""
+        """Return the text of a call up to its arguments. ``number`` is only used by formats that write an id."""
         number += self.ids is CallIds.ORDINAL
         written = f"{number:09}" if self.ids is CallIds.WRITTEN else str(number) if self.ids in WRITTEN_IDS else ""
         after = self.after_name.replace(NAME, function)
@@ -156,7 +159,7 @@ _KIMI_CALLS = f"{_KIMI_CLOSING}<|open|>tools<|sep|>"
 
 
 def _dsml(name: str, style: str, models: str, calls: str, blank: str = "") -> ToolFormat:
-    """Return one of DeepSeek's formats with DSML marks; ``blank`` follows the mark in each of them."""
+    """Return one of DeepSeek's formats with DSML marks. ``blank`` is the text after the mark in each tag."""
     mark = f"｜DSML｜{blank}"
     return ToolFormat(
         name, f"<{mark}{calls}>", f"<{mark}{calls}>\n", separator="", closing=f"</{mark}{calls}>", style=style,
@@ -349,7 +352,7 @@ FORMATS = {
     )
 }  # fmt: skip
 
-# Further names in vLLM for formats that are the same here.
+# Further names in vLLM for formats that are equal to one of these.
 ALIASES = {
     "llama4_json": "llama3_json",
     "llama4_pythonic": "pythonic",

@@ -1,4 +1,4 @@
-"""Output format for tools and ``tool_choice``: the grammar of the answer, and the plan to parse its calls.
+"""Tool grammar: builds the grammar of an answer with tools, and the plan for parsing its calls, from ``tool_choice``.
 
     named           the prompt ends with the head of the call; the answer is only its arguments
     required        a call as a JSON object, or an array of calls if parallel calls are allowed
@@ -28,11 +28,11 @@ from .tool_formats import NAME, WRITTEN_IDS, ToolFormat
 from .tool_plan import Reading, ToolPlan
 
 MAX_FORCED_CALLS = 16
-# Texts before and after a custom tool's input, by the style of arguments.
+# Texts before and after the input of a custom tool, by the style of arguments.
 _BEFORE_INPUT = {"json": (f'{{"{CUSTOM_INPUT}": "', '"}'), PYTHON: (f'{CUSTOM_INPUT}="', '"')}
-# For each type of tool, the field that defines its arguments.
+# For each type of tool, the field that defines the tool's arguments.
 _FORMS = {"function": "function.parameters", "custom": "custom.format"}
-# Schema of a function without parameters: exactly {}.
+# Schema of a function without parameters. It allows only {}.
 _NO_ARGUMENTS: dict[str, Any] = {"const": {}}
 
 
@@ -75,7 +75,7 @@ def _output_format(
     if mode != "none":
         _check_names(callable_tools, tools, form)
     parallel = parallel and not form.single
-    # Tools are found by identity, as comparing them takes time proportional to their size.
+    # Tools are found by identity, because comparing them takes time proportional to their size.
     places = {id(tool): number for number, tool in enumerate(tools)}
     fields = {tool.function.name: f"tools[{places[id(tool)]}].{_FORMS[tool.type]}" for tool in callable_tools}
     arguments = {tool.function.name: _arguments(tool.function, fields[tool.function.name]) for tool in callable_tools}
@@ -102,7 +102,7 @@ def _output_format(
 def _check_names(
     callable_tools: Sequence[CallableTool], tools: Sequence[CallableTool | OtherTool], form: ToolFormat
 ) -> None:
-    """Refuse a function with the name that the model uses as the recipient of its text."""
+    """Refuse a function whose name the model uses as the recipient of its text."""
     for tool in callable_tools if form.recipient_mark else ():
         if form.head(tool.function.name).startswith(form.content_opening):
             field = f"tools[{tools.index(tool)}].{tool.type}.name"
@@ -121,10 +121,10 @@ def _arguments(function: Function, name: str) -> GrammarSpec:
 
 
 def _content(spec: GrammarSpec, form: ToolFormat, lark: str | None, field: str) -> dict[str, Any]:
-    """Return the structural tag of the arguments of a call.
+    """Return the structural tag for the arguments of a call.
 
     Raises:
-        RequestError: a Lark grammar cannot be enforced, as the model's call format has no quotes around texts.
+        RequestError: a Lark grammar cannot be enforced, because the model's call format has no quotes around texts.
     """
     if lark is None:
         content: dict[str, Any] = {"type": "json_schema", "json_schema": spec.value()}
@@ -176,10 +176,10 @@ def _required(
 
 
 def _embedded(schema: dict[str, Any], index: int) -> dict[str, Any]:
-    """Give the schema an id, so that its references resolve within it and its ``$schema`` is observed.
+    """Add an id to a schema, so that its references resolve within the schema and its ``$schema`` is observed.
 
-    In drafts up to 7, an id beside ``$ref`` has no effect. So such a schema is read as draft 2020-12, in which the
-    keywords beside the reference, such as the type of arguments, apply too.
+    In drafts up to 7, an id beside ``$ref`` has no effect. So a schema with ``$ref`` is read as draft 2020-12, in which
+    the keywords beside the reference, such as the type of the arguments, apply too.
     """
     if "$ref" in schema:
         schema = {key: value for key, value in schema.items() if key != "$schema"}
@@ -191,7 +191,7 @@ def _id_keyword(schema: Mapping[str, Any]) -> str:
 
 
 def _check_ids(schemas: Mapping[str, dict[str, Any]], fields: Mapping[str, str]) -> None:
-    """Refuse equal ids, as references of one schema would resolve into the other."""
+    """Refuse equal ids, because references of one schema would resolve into the other schema."""
     owners: dict[str, str] = {}
     for name, schema in schemas.items():
         keyword = _id_keyword(schema)
@@ -225,7 +225,7 @@ def _triggered(
             calls = [{"type": "tags_with_separator", "tags": calls, "separator": form.between, "at_least_one": True}]
         shape = {"type": "or", "elements": [*calls, document] if document else calls}
     elif form.only_at_start:
-        # Text that begins like a call is parsed as one, so the grammar excludes it from free text.
+        # Text that begins like a call is parsed as a call, so the grammar excludes it from free text.
         begin = form.trigger if form.is_object else form.opening + form.before_name
         name = "" if form.is_object else rf"[\w.-]+{re.escape(form.after_name)}"
         text = {"type": "regex", "pattern": rf"^(?!{re.escape(begin)}{name})[\s\S]*$"}
@@ -241,7 +241,7 @@ def _triggered(
 
 
 def _checked(make: Callable[[Any], GrammarSpec], shape: Any, plan: ToolPlan) -> GrammarSpec:
-    """Return the grammar of all tools together. Raises GrammarRefused, located in the request, beyond a limit."""
+    """Build the grammar of all tools together. Raises GrammarRefused, which names a field, if a limit is exceeded."""
     try:
         spec = make(shape)
         check_limits(spec)
@@ -251,15 +251,16 @@ def _checked(make: Callable[[Any], GrammarSpec], shape: Any, plan: ToolPlan) -> 
 
 
 def _starts(form: ToolFormat, functions: Iterable[str]) -> tuple[str, ...]:
-    """Return the texts that begin a call, for formats in which calls can only begin the answer."""
+    """Return the texts that begin a call, for formats in which calls can only be at the beginning of the answer."""
     return (form.trigger,) if form.is_object else tuple(form.opening + form.head(name) for name in functions)
 
 
 def _calls(contents: Mapping[str, dict[str, Any]], form: ToolFormat, *, parallel: bool) -> list[dict[str, Any]]:
-    """Return structural tags, of which the answer follows one: a call in the model's format, or several calls."""
+    """Return structural tags: one call in the model's format, or several calls. The answer matches one of the tags."""
     tags = [_call(name, content, form) for name, content in contents.items()]
     if (form.only_at_start or form.recipient_mark) and form.separator is not None:
-        # The opening is one text with that of the first call, as the lexer must tell both from free text.
+        # The opening is joined with the beginning of the first call, because the lexer must distinguish them from free
+        # text together.
         first = [tag | {"begin": form.opening + tag["begin"]} for tag in tags]
         more = [tag | {"begin": form.separator + tag["begin"]} for tag in tags] if parallel else []
         rest = [{"type": "tags_with_separator", "tags": more, "separator": ""}] if more else []
@@ -274,7 +275,7 @@ def _calls(contents: Mapping[str, dict[str, Any]], form: ToolFormat, *, parallel
 
 
 def _call(name: str, content: dict[str, Any], form: ToolFormat) -> dict[str, Any]:
-    """Return the structural tag of a call without opening and closing."""
+    """Return the structural tag of a call, without opening and closing."""
     begin = form.head(name)
     if form.id_lead:
         written = {"type": "regex", "pattern": WRITTEN_IDS[form.ids]}
@@ -289,7 +290,7 @@ def _call(name: str, content: dict[str, Any], form: ToolFormat) -> dict[str, Any
 
 
 def _text(contents: Mapping[str, dict[str, Any]], form: ToolFormat, *, parallel: bool) -> dict[str, Any]:
-    """Return the structural tag of text in a channel of its own; calls begin where parts have recipients."""
+    """Return the structural tag of text in a separate channel. If parts have recipients, calls begin in this text."""
     if not form.recipient_mark:
         return {"type": "any_text"}
     tags = [_call(name, content, form) for name, content in contents.items()]
@@ -299,7 +300,7 @@ def _text(contents: Mapping[str, dict[str, Any]], form: ToolFormat, *, parallel:
 
 
 def _in_channels(calls: list[dict[str, Any]], text: dict[str, Any], form: ToolFormat) -> dict[str, Any]:
-    """Return the structural tag of an answer whose content, free text or a document, is in a channel of its own."""
+    """Return the structural tag of an answer whose content, free text or a document, is in a separate channel."""
     content = {"type": "tag", "begin": form.content_opening, "content": text, "end": form.content_closing}
     options = [*calls, content]
     if form.preamble is not None:
@@ -310,7 +311,7 @@ def _in_channels(calls: list[dict[str, Any]], text: dict[str, Any], form: ToolFo
 
 
 def _document(requested: OutputFormat, form: ToolFormat) -> dict[str, Any]:
-    """Return the structural tag element for an answer without calls."""
+    """Return the structural tag element for an answer without calls. Raises RequestError if the format is not JSON."""
     if not requested.spec.kind.is_json:
         raise RequestError(
             f"'{requested.field}' must be JSON beside 'tools': set 'tool_choice' to 'none' for other forms.",
@@ -327,7 +328,7 @@ def _document(requested: OutputFormat, form: ToolFormat) -> dict[str, Any]:
 
 
 def _schema_fields(shape: Any, owners: Mapping[int, str]) -> tuple[tuple[str, str], ...]:
-    """Return the request's schemas within a grammar, found by identity, as (pointer, request field)."""
+    """Find the request's schemas within a grammar, by identity. Returns pairs (pointer, request field)."""
 
     def walk(node: Any, pointer: str) -> Iterator[tuple[str, str]]:
         if id(node) in owners:

@@ -1,4 +1,4 @@
-"""Streaming tool call parser: content and calls from an answer's text, in time linear in its length.
+"""Streaming tool call parser: separates content and calls in an answer's text, in time linear in the text's length.
 
 The text follows the plan's grammar but may be cut off anywhere. A call is reported as soon as its name is complete.
 
@@ -29,7 +29,7 @@ _LONGEST_HEAD = 1_024
 
 
 def read_calls(plan: ToolPlan, text: str) -> tuple[str, list[ParsedCall]]:
-    """Parse a whole answer to its content and its calls."""
+    """Parse a whole answer. Returns its content and its calls."""
     parser = ToolParser(plan)
     content: list[str] = []
     started: list[tuple[CallStart, list[str]]] = []
@@ -48,9 +48,10 @@ def read_calls(plan: ToolPlan, text: str) -> tuple[str, list[ParsedCall]]:
 
 
 def arguments_json(text: str) -> orjson.Fragment:
-    """Return a call's arguments for ``orjson.dumps``: unchanged, or completed to valid JSON if they were cut off.
+    """Return a call's arguments for ``orjson.dumps``. If they were cut off, they are completed to valid JSON.
 
-    They stay text, as ``orjson.dumps`` writes no integers beyond 64 bits and a double changes other long numbers.
+    They stay text, because ``orjson.dumps`` does not write integers beyond 64 bits, and a double would change other
+    long numbers.
     """
     candidates = (text, completed_object(text))
     return orjson.Fragment(next((each for each in candidates if _is_json(each)), "{}"))
@@ -72,13 +73,16 @@ def _refuse_constant(name: str) -> None:
 
 
 class ToolParser:
-    """Parses one answer. White space around calls is dropped. Text before and after a call is joined by a newline."""
+    """Parses one answer. White space around calls is dropped.
+
+    Text before and text after a call are joined by a newline.
+    """
 
     def __init__(self, plan: ToolPlan) -> None:
         self._plan, self._form = plan, plan.format
         self._buffer = self._form.recipient_mark if plan.reading is Reading.TRIGGERED else ""
         self._triggers: tuple[str, ...] = (self._form.trigger,)
-        # Text that ends a part of an answer, in formats in which the next part begins with its recipient.
+        # Text that ends a part of an answer, in formats in which each part begins with its recipient.
         self._part_end = (self._form.separator or "").removesuffix(self._form.recipient_mark)
         if self._form.recipient_mark:
             heads = tuple(self._form.recipient_mark + self._form.head(name) for name in plan.arguments)
@@ -89,7 +93,7 @@ class ToolParser:
         self._after_call = False
         self._has_content = False
         self._reader: ArgumentReader = JsonReader()
-        # Reader of the input, in a call of a custom tool.
+        # Reader of the input, within a call of a custom tool.
         self._input: InputReader | None = None
         self._state: Callable[[], bool] = self._text
         if plan.reading is Reading.TRIGGERED:
@@ -104,18 +108,18 @@ class ToolParser:
 
     @property
     def is_inside_call(self) -> bool:
-        """Whether the arguments of a call have begun and not ended."""
+        """Whether the arguments of a call have begun and have not ended."""
         return self._state == self._arguments
 
     def push(self, text: str) -> list[Event]:
-        """Parse more text and return the new events."""
+        """Parse more text. Returns the new events."""
         self._buffer += text
         while self._buffer and self._state():
             pass
         return self._pop_events()
 
     def finish(self) -> list[Event]:
-        """Return the events for text held back until the end of the answer."""
+        """Return the events for the text that was held back. Must be called at the end of the answer."""
         if self._state in (self._text, self._rest, self._first_text, self._preamble):
             rest = self._buffer.partition(self._closing)[0] if self._closing else self._buffer
             self._add_content(rest.strip() if self._after_call else rest)
@@ -132,10 +136,10 @@ class ToolParser:
             self._events.append(Content("\n" + text if resumed else text))
             self._after_call, self._has_content = False, True
 
-    # Each state consumes as much of the buffer as it can, and returns whether the next state can continue.
+    # Each state consumes as much of the buffer as it can. It returns whether the next state can continue at once.
 
     def _begin_answer(self) -> bool:
-        """Determine what an answer with marks begins with: content, text before a call, or a call."""
+        """Determine the first part of an answer with marks: content, text before a call, or a call."""
         form = self._form
         text = self._text if form.recipient_mark else self._rest
         begins: list[tuple[str, Callable[[], bool]]] = [(form.recipient_mark + form.content_opening, text)]
@@ -187,16 +191,16 @@ class ToolParser:
 
     @property
     def _closing(self) -> str:
-        """The text that ends content after which calls may follow."""
+        """The text that ends content, if calls may follow this end."""
         return self._form.content_closing if self._form.closes_content else ""
 
     def _is_closed(self) -> bool:
-        """Whether the content in the buffer has ended, so that no call can follow it."""
+        """Return whether the content in the buffer has ended in a way that excludes calls after it."""
         at = self._buffer.find(self._closing) if self._closing else -1
         return at >= 0 and not self._form.trigger.startswith(self._buffer[at:])
 
     def _add_certain_content(self, triggers: Sequence[str]) -> None:
-        """Emit the text, except a possible beginning of a trigger and the white space before it."""
+        """Emit the text, except for a possible beginning of a trigger and the white space before it."""
         sizes = range(max(map(len, triggers)) - 1, 0, -1)
         begins = (
             size for size in sizes if any(self._buffer.endswith(each[:size]) for each in triggers if size < len(each))
@@ -219,7 +223,7 @@ class ToolParser:
         return False
 
     def _nothing(self) -> bool:
-        """Discard all text after the mark that ends the content, as none of it is for the client."""
+        """Discard all text after the mark that ends the content, because none of it is for the client."""
         self._buffer = ""
         return False
 
@@ -251,7 +255,7 @@ class ToolParser:
         return True
 
     def _begin(self, name: str, written: str | None) -> None:
-        """Start a call. ``written`` is the part of its id that the model has written."""
+        """Start a call. ``written`` is the part of the call's id that the model has written."""
         digits = uuid.uuid4().hex
         match self._form.ids:
             case CallIds.SHORT | CallIds.WRITTEN:
@@ -294,11 +298,11 @@ class ToolParser:
         return at >= 0
 
     def _tail_in_text(self) -> bool:
-        """Consume the end of the call and the format's closing or separator."""
+        """Consume the end of a call, and the format's closing or separator."""
         form = self._form
         closing = form.after_arguments + form.closing
         separator = form.after_arguments + (form.separator or "")
-        # Without a closing, another call is recognized by its first text.
+        # Without a closing, another call is recognized by its beginning.
         is_listed = form.separator is not None and not form.closing and not form.recipient_mark
         another = separator + (form.id_lead or form.before_name) if is_listed else ""
         if another and self._buffer.startswith(another):

@@ -1,4 +1,4 @@
-"""Tool plan: how to parse tool calls out of an answer, and the events that a parser emits."""
+"""Tool plan: rules for parsing tool calls out of an answer, and the events that the parser emits."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from .tool_formats import ToolFormat
 
 
 class Reading(Enum):
-    """How to parse an answer."""
+    """The way in which an answer is parsed."""
 
     ARGUMENTS = auto()
-    """The answer is the arguments of one call."""
+    """The answer consists of the arguments of one call."""
     JSON = auto()
-    """The answer is a call or an array of calls."""
+    """The answer is one call or an array of calls, as JSON."""
     TRIGGERED = auto()
-    """Calls within free text, in the model's format."""
+    """The answer is free text, with calls in the model's format."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolPlan:
-    """How to parse tool calls out of an answer. It is made together with the answer's grammar.
+    """Rules for parsing tool calls out of an answer. They are built together with the answer's grammar.
 
     Attributes:
         arguments: grammar of each function's arguments, by function name.
-        types: for each function, the types that each parameter may have, in styles in which strings have no quotes.
+        types: for each function, the types that each parameter may have; needed for styles in which strings have no
+            quotes.
         prefill: start of the answer, appended to the prompt.
         named: the function of ``Reading.ARGUMENTS``.
-        schema_fields: (JSON Pointer into the grammar, request field whose schema is embedded at that pointer).
-        custom: functions with a single text, which stand for custom tools.
+        schema_fields: pairs of a JSON Pointer into the grammar and the request field whose schema is embedded there.
+        custom: names of the functions that represent custom tools; their only argument is a text.
         starts: texts with which free text may not begin, in formats in which calls can only begin the answer.
     """
 
@@ -48,9 +49,10 @@ class ToolPlan:
     starts: tuple[str, ...] = ()
 
     def locate(self, error: GrammarError | GrammarRefused) -> GrammarRefused:
-        """Return an error about the grammar with the request's field, and the keyword and pointer in its schema.
+        """Return an error of the grammar with the request's field, and with the keyword and pointer in the field's
+        schema.
 
-        An error outside of the request's schemas is attributed to all tools together, as clients do not know the
+        An error outside of the request's schemas is attributed to all tools together, because clients do not know the
         grammar around the schemas.
         """
         for root, name in self.schema_fields:
@@ -68,7 +70,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """Start of call number ``index`` of the answer."""
+    """Start of the answer's call number ``index``."""
 
     index: int
     id: str
@@ -90,7 +92,10 @@ Event = Content | CallStart | Arguments
 
 @dataclass(frozen=True, slots=True)
 class ParsedCall:
-    """A call. ``arguments`` is JSON text, or a custom tool's input; incomplete if the answer was cut off in it."""
+    """A call. ``arguments`` is JSON text, or the input of a custom tool.
+
+    It is incomplete if the answer was cut off in it.
+    """
 
     id: str
     name: str

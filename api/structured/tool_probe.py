@@ -1,9 +1,9 @@
-"""Tool probe: derives the tool call format of a chat template from the text that it renders for a few calls.
+"""Tool probe: derives the tool call format of a chat template from the text that the template renders for a few calls.
 
 A template renders one call, two calls, and a plain answer. The text that the two calls have in common is the form of a
-call. The texts before the first call, between the calls and after the last are opening, separator and closing. The text
-at the end that the plain answer has too is the end of the turn. A format is kept only if the parser reads the rendered
-calls back.
+call. The texts before the first call, between the calls and after the last call are the opening, the separator and the
+closing. The text that also ends the plain answer is the end of the turn. A format is kept only if the parser reads the
+rendered calls back.
 
     TURN | OPENING BEFORE_NAME f AFTER_NAME ARGUMENTS AFTER_ARGUMENTS SEPARATOR BEFORE_NAME g ... CLOSING | END OF TURN
 """
@@ -25,30 +25,30 @@ from .tool_plan import Reading, ToolPlan
 
 Message = dict[str, Any]
 Render = Callable[[Sequence[Message], Sequence[Message], bool], str]
-"""Renders messages and tools, with the answer's header or without; returns "" if the template refuses them."""
+"""Renders messages and tools, with or without the header of the answer. Returns "" if the template refuses them."""
 
 _NAMES = ("probe_tool", "probe_other")
 _ARGUMENTS: dict[str, Any] = {"count": 17, "flag": True, "word": "two words"}
 _PROPERTIES = {name: {"type": kind} for name, kind in (("count", "integer"), ("flag", "boolean"), ("word", "string"))}
 _TYPES = {"count": frozenset({"number"}), "flag": frozenset({"boolean"}), "word": frozenset({"string"})}
 _IDS = ("probe0000", "probe0001")
-_ID = "\x01"  # Stands for an id while texts are compared.
+_ID = "\x01"  # Represents an id while texts are compared.
 _ANSWER = "Probe of an answer."
 _QUESTION: Message = {"role": "user", "content": "Probe of a question."}
-# Some templates add the id after the arguments of a call; models do not write it.
+# Some templates write the id after the arguments of a call; models do not write it there.
 _EXTRA_ID = re.compile(rf',\s*"\w+":\s*"{_ID}"(?=\s*\}})')
-# A mark that is rare in plain text: the text that opens calls must not be the beginning of usual words, of a block of
-# code or of JSON.
+# Matches a mark that is rare in plain text. The text that opens calls must not be the beginning of usual words, of a
+# code block or of JSON.
 _TRIGGER = re.compile(r"(?!```)[^\w\s\"'{}\[\](),.:;!?-]|\[[A-Z_]{3,}\]")
 _KEYWORDS = re.compile(r"""\(count=17, flag=True, word=(?:"two words"|'two words')\)""")
 
 
 @dataclass(frozen=True, slots=True)
 class ProbedCalls:
-    """The call format of a template.
+    """The call format that a probe has derived from a template.
 
     Attributes:
-        format: format of its calls.
+        format: format of the template's calls.
         arguments_as_text: whether the template accepts the arguments of calls as JSON text, not as objects.
     """
 
@@ -57,11 +57,11 @@ class ProbedCalls:
 
 
 def probed_calls(render: Render, *, thought_end: str, ends: frozenset[str]) -> ProbedCalls | None:
-    """Return the tool call format that a template shows; None if the rendered text shows none, or an incomplete one.
+    """Derive the tool call format from a template. Returns None if the rendered text shows no complete format.
 
     Args:
-        thought_end: mark after a thought, which may be empty before a call; empty for a model without thoughts.
-        ends: texts of the tokens that end an answer; they do not belong to a call.
+        thought_end: mark after the reasoning, which may precede a call; "" for a model without reasoning.
+        ends: texts of the tokens that end an answer. They do not belong to a call.
     """
     for as_text in (False, True):
         probe = _Probe(render, thought_end, ends, as_text=as_text)
@@ -83,7 +83,7 @@ class _Probe:
         self._header = render([_QUESTION], self._tools, True)
         answer = render([_QUESTION, {"role": "assistant", "content": _ANSWER}], self._tools, False)
         if self._header == self._bare and _ANSWER in answer:
-            # The template writes no header for an answer to come: the header is the text before an answer.
+            # The template does not render a header for the next answer. The header is then the text before an answer.
             self._header = answer.partition(_ANSWER)[0]
         self._content_opening, self._content_closing = self._around_answer(answer)
         self._answer_end = answer.partition(_ANSWER)[2]
@@ -92,7 +92,7 @@ class _Probe:
         self.full = self._turn(_ARGUMENTS, _ARGUMENTS)
 
     def _turn(self, *arguments: dict[str, Any]) -> str:
-        """Return the turn with a call for each of ``arguments``, each to the next function, up to the turn's end."""
+        """Render the turn with a call of another function for each of ``arguments``, up to the turn's end."""
         calls = [
             {
                 "id": _IDS[number],
@@ -114,7 +114,7 @@ class _Probe:
         return text[len(self._header) if text.startswith(self._header) else shared_beginning(text, self._header) :]
 
     def _without_end(self, text: str) -> str:
-        """Return a turn without the text that ends every turn, and without the tokens that end an answer."""
+        """Return a turn without the text that ends every turn, and without the texts of end tokens."""
         text = text.rstrip()
         text = text[: shared_end(text, self._answer_end.rstrip())].rstrip()
         while (end := next((end for end in self._ends if end and text.endswith(end)), None)) is not None:
@@ -122,7 +122,7 @@ class _Probe:
         return text
 
     def _around_answer(self, answer: str) -> tuple[str, str]:
-        """Return the marks around a plain answer. The end of the turn is the part after it that a header follows."""
+        """Return the marks before and after a plain answer. The text before the next header is the end of the turn."""
         before, found, after = answer.partition(_ANSWER)
         if not found:
             return "", ""
@@ -136,7 +136,7 @@ class _Probe:
         return opening, closing[0] if closing is not None and has_own else ""
 
     def format(self) -> ToolFormat | None:
-        """Return the format; None if the turns do not show one."""
+        """Return the format; None if the turns do not show a format."""
         if self.one.count(_NAMES[0]) != 1:
             return None
         head, _, tail = self.one.partition(_NAMES[0])
@@ -161,7 +161,7 @@ class _Probe:
         return None if opens_as_text or not _TRIGGER.match(found.trigger) else found
 
     def reads_back(self, form: ToolFormat) -> bool:
-        """Return whether the parser reads the calls back from the turns that the template has rendered."""
+        """Return whether the parser reads the same calls from the turns that the template has rendered."""
         turns = [(self.one, [_ARGUMENTS])]
         if not form.single:
             turns += [(self.two, [_ARGUMENTS, {}]), (self.full, [_ARGUMENTS, _ARGUMENTS])]
@@ -184,14 +184,14 @@ class _Split:
         head: text before the first name.
         tail: text after the last arguments.
         middle: text between the first arguments and the second name.
-        single: whether the template renders only one of several calls.
+        single: whether the template renders only one call even if there are several.
     """
 
     def __init__(self, head: str, tail: str, middle: str, *, single: bool = False) -> None:
         self._head, self._tail, self._middle, self._single = head, tail, middle, single
 
     def fill(self, form: ToolFormat) -> ToolFormat | None:
-        """Return the format with its parts; None if the two calls have nothing in common."""
+        """Return ``form`` with the parts filled in; None if the two calls have nothing in common."""
         if self._single:
             return _with_ids(self._alone(form, ""))
         if self._middle.startswith(self._tail) and self._middle.endswith(self._head):
@@ -202,8 +202,8 @@ class _Split:
         return _with_ids(self._together(form))
 
     def _alone(self, form: ToolFormat, between: str) -> ToolFormat:
-        """Return the format in which each call is between its own marks."""
-        # If a call is an object, it begins with the last brace before the name, and ends with the first one after it.
+        """Return the format in which each call has its own opening and closing."""
+        # If a call is an object, it begins with the last brace before the name, and ends with the first brace after it.
         cut = max(0, self._head.rfind("{"))
         closing_at = self._tail.find("}") + 1 if "{" in self._head else len(self._tail)
         opening = self._head[:cut]
@@ -215,7 +215,7 @@ class _Split:
     def _together(self, form: ToolFormat) -> ToolFormat | None:
         """Return the format in which all calls are between one opening and one closing."""
         after = self._tail[: shared_beginning(self._tail, self._middle)]
-        # The end of the object is kept, without the white space after it.
+        # The brace that ends the object is kept, without the white space after it.
         if "{" in self._head:
             after = after.rstrip()
         rest = self._middle[len(after) :]
@@ -235,7 +235,10 @@ class _Split:
         ) if opening else None  # fmt: skip
 
     def _numbered(self, rest: str) -> tuple[str, str, str] | None:
-        """Return head, rest and the text before a name, with ``_ID`` for the number, if calls are numbered there."""
+        """Return the head, the rest and the text before a name, if calls are numbered there.
+
+        ``_ID`` replaces the number.
+        """
         shared = num_shared(self._head[::-1], rest[::-1])
         first, second = self._head[: len(self._head) - shared], rest[: len(rest) - shared]
         if not (first[-1:].isdigit() and second[-1:].isdigit() and int(second[-1]) == int(first[-1]) + 1):
@@ -247,7 +250,7 @@ class _Split:
 
 
 def _with_ids(form: ToolFormat | None) -> ToolFormat | None:
-    """Return the format with the place of the id that the model writes; None if there is more than one place."""
+    """Return the format with the place of the id that the model writes; None if there are several such places."""
     if form is None:
         return None
     if _ID in form.before_name:
@@ -272,7 +275,7 @@ def _tool(name: str) -> Message:
 
 
 def _trigger(opening: str) -> str:
-    """Return the first mark of an opening, or the whole opening up to an object or a list."""
+    """Return the first mark of an opening. Without a mark, return the opening up to an object, or the whole opening."""
     mark = MARK.match(opening)
     return (
         mark[0] if mark is not None else opening[: opening.find("{")].rstrip() if "{" in opening else opening.rstrip()
@@ -280,12 +283,12 @@ def _trigger(opening: str) -> str:
 
 
 def _arguments_in(text: str) -> tuple[str, str | XmlStyle, str] | None:
-    """Return the texts before and after the arguments of the first call, and their style; None for no known style."""
+    """Return the texts before and after the first call's arguments, and their style; None if the style is not known."""
     return _json_arguments(text) or _keyword_arguments(text) or _marked_arguments(text)
 
 
 def _keyword_arguments(text: str) -> tuple[str, str, str] | None:
-    """Return the texts before and after keyword arguments as in Python, brackets included, and their style."""
+    """Return the texts before and after keyword arguments in Python's style, with the brackets, and their style."""
     found = _KEYWORDS.search(text)
     return None if found is None else (text[: found.start() + 1], PYTHON, text[found.end() - 1 :])
 
@@ -335,7 +338,7 @@ def _marked_arguments(text: str) -> tuple[str, XmlStyle, str] | None:
 
 
 def _cut_of_parameters(lead: str, between: str, rest: str) -> int | None:
-    """Return where the second of two parameters begins in the text between them: at the last mark that both have."""
+    """Return the index in ``between`` at which the second of two parameters begins: at the last mark that both have."""
     starts = [mark.start() for mark in re.finditer(r"[<\[]", between)]
     fitting = [
         at for at in starts if between[:at].strip() and lead.endswith(between[at:]) and rest.startswith(between[:at])
