@@ -1,1 +1,1 @@
-"""Request bodies as pydantic models with strict types. Each known field is supported, ignored or refused by name."""
+"""Protocol: request bodies as pydantic models with strict types. Each known field is supported, ignored or refused."""

@@ -1,4 +1,4 @@
-"""The field ``adapters``: a weighted combination of adapters that answers a request in place of a single adapter."""
+"""Adapter parts: the field ``adapters``, a weighted combination of adapters that answers a request."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ def _check_distinct(parts: list[AdapterPart]) -> list[AdapterPart]:
 
 
 class AdapterFields(StrictModel):
-    """The fields ``model`` and, as an extension, ``adapters``; beside it ``model`` is the base model or absent."""
+    """The fields ``model`` and, as an extension, ``adapters``.
+
+    With ``adapters``, ``model`` names the base model or is absent.
+    """
 
     model: ModelName | None = None
     adapters: (
@@ -41,7 +44,7 @@ class AdapterFields(StrictModel):
 
     @property
     def asked_model(self) -> str | None:
-        """The model's name in the form of ``ModelDirectory.find``."""
+        """The model's name in the form that ``ModelDirectory.find`` accepts."""
         if self.adapters is None:
             return self.model
         combined = combination_name(WeightedPart(part.name, float(part.weight)) for part in self.adapters)

@@ -1,4 +1,4 @@
-"""Request bodies of vLLM's routes that load and unload LoRA adapters, and of ``/v1/admin/models``."""
+"""Adapter bodies: request bodies of vLLM's routes that load and unload LoRA adapters, and of ``/v1/admin/models``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ class UnloadAdapterRequest(StrictModel):
 
 
 class AddVersionRequest(StrictModel):
-    """Add a version of a model. ``digest`` is the SHA-256 that its content must have, ``model`` its base model."""
+    """Add a version of a model.
+
+    ``digest`` is the SHA-256 that the version's content must have; ``model`` is its base model.
+    """
 
     name: str = Field(min_length=1, max_length=256)
     source: str = Field(min_length=1, max_length=MAX_SOURCE)
@@ -41,7 +44,10 @@ class AddVersionRequest(StrictModel):
 
 
 class PromoteRequest(StrictModel):
-    """Promote a version. It is named by its digest or the first digits of its digest."""
+    """Promote a version, so that it gets all new requests.
+
+    It is named by its digest or by the digest's first digits.
+    """
 
     version: str = Field(min_length=1, max_length=MAX_VERSION)
 
@@ -58,6 +64,6 @@ class RollbackRequest(StrictModel):
 
 
 class RemoveRequest(StrictModel):
-    """Remove a version; without ``version``, remove the name with all its versions."""
+    """Remove a version. Without ``version``, remove the name with all its versions."""
 
     version: str | None = Field(default=None, min_length=1, max_length=MAX_VERSION)

@@ -11,14 +11,14 @@ from pydantic_core import PydanticCustomError
 
 MAX_ID = 256
 Id = Annotated[str, Field(max_length=MAX_ID)]
-"""Id or name in a request; some are repeated in the response."""
+"""Id or name in a request. Some of them are repeated in the response."""
 MAX_FORMAT_NAME = 64  # OpenAI's limit.
 FormatName = Annotated[str, Field(max_length=MAX_FORMAT_NAME)]
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The refusal of a field that is not implemented.
+    """The rule by which a field that is not implemented is refused.
 
     Attributes:
         reason: a sentence for the client.
@@ -29,7 +29,7 @@ class Refusal:
     neutral: tuple[Any, ...] = ()
 
     def allows(self, value: Any) -> bool:
-        """Return whether the value is neutral. True does not equal 1, and null entries of an object count as absent."""
+        """Return whether a value is neutral. True does not equal 1, and null entries of an object count as absent."""
         if isinstance(value, dict):
             value = {name: entry for name, entry in value.items() if entry is not None}
         return any(type(value) is type(neutral) and value == neutral for neutral in self.neutral)
@@ -38,12 +38,12 @@ class Refusal:
 class StrictModel(BaseModel):
     """A JSON object that may only have known fields. An explicit null equals an absent field.
 
-    A model that is the default of a field should be frozen: pydantic copies a default that has no hash for each
+    A model that is the default of a field should be frozen, because pydantic copies a default without a hash for each
     request.
 
     Attributes:
-        ignored: fields that never change the answer; they are accepted with any value.
-        refused: fields that would change the answer; they are refused by name unless their value is neutral.
+        ignored: names of fields that never change the answer. They are accepted with any value.
+        refused: fields that would change the answer. They are refused by name unless their value is neutral.
     """
 
     ignored: ClassVar[frozenset[str]] = frozenset()
@@ -53,7 +53,7 @@ class StrictModel(BaseModel):
 
     @property
     def left_out(self) -> Sequence[str]:
-        """Place and kind of each part of the request that is left out, as it cannot be served and changes no answer."""
+        """Place and kind of each part of the request that is left out: it is not supported and changes no answer."""
         return ()
 
     @model_validator(mode="before")
@@ -81,7 +81,7 @@ def string_or_list(value: Any) -> str | None:
 
 
 def typed_by(*kinds: str) -> tuple[Discriminator, BeforeValidator]:
-    """Return the annotations of a union of objects by their ``type``. Each member has its type in ``<>`` as tag."""
+    """Return the annotations of a union of objects by their ``type``. The tag of each member is its type in ``<>``."""
 
     def check(value: Any) -> Any:
         if isinstance(value, dict) and value.get("type") not in kinds:
@@ -99,5 +99,5 @@ def typed_by(*kinds: str) -> tuple[Discriminator, BeforeValidator]:
 
 
 def rejected(reason: str, *field: str | int) -> PydanticCustomError:
-    """Return an error for a validator: ``reason`` follows the field's name. ``field`` is a path below that field."""
+    """Return an error for a validator. ``reason`` follows the field's name; ``field`` is a path below that field."""
     return PydanticCustomError("rejected", reason, {"field": field})

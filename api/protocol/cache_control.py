@@ -1,4 +1,4 @@
-"""Anthropic's ``cache_control``: a mark that pins a prompt or its beginning in the prefix cache for a time."""
+"""Anthropic's ``cache_control``: a mark that pins a prompt, or its beginning, in the prefix cache for some time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Ids of tool calls, for all protocols: assigns results to their calls, and sorts results in the order of the calls.
 
-Clients send results in the order in which calls have completed. Chat templates without ids identify a result only by
-its position.
+Clients send results in the order in which the calls have completed. Chat templates without ids identify a result only
+by its position.
 """
 
 from __future__ import annotations
@@ -19,23 +19,26 @@ _MOST_QUOTED = 128
 
 
 class CallIdError(ValueError):
-    """The id belongs to no call, or to one that has its result. The message continues the name of the id's field."""
+    """Raised if an id belongs to no call, or to a call that already has its result.
+
+    The message continues the field's name.
+    """
 
 
 class CallPlace(NamedTuple):
-    """The place of a call: the number of its turn, and its number among all calls."""
+    """The place of a call: the number of its turn, and the call's number among all calls."""
 
     turn: int
     number: int
 
 
 class ToolCallIds:
-    """The calls of a conversation, in their order.
+    """The calls of a conversation in order, for finding the call of each result.
 
-    A turn of the assistant ends with a result or with a message of another role. A later turn may use an id again: a
-    result belongs to the latest call with its id. If calls of one turn share an id, as some servers generate them,
-    their results are assigned in order. Results with unknown ids are assigned in order to the calls without an id,
-    which old clients send.
+    A turn of the assistant ends with a result or with a message of another role. A later turn may reuse an id; a result
+    belongs to the latest call with its id. If calls of one turn share an id, as some servers generate them, their
+    results are assigned in order. Results with unknown ids are assigned in order to the calls without an id, which old
+    clients send.
     """
 
     def __init__(self) -> None:
@@ -45,11 +48,11 @@ class ToolCallIds:
         self._without_id: list[CallPlace] = []
 
     def end_turn(self) -> None:
-        """Start another turn."""
+        """End the current turn and start another one."""
         self._turn += 1
 
     def call(self, call_id: str | None) -> None:
-        """Add a call."""
+        """Add a call to the current turn."""
         place = CallPlace(self._turn, self._count)
         self._count += 1
         if call_id is None:
@@ -72,7 +75,7 @@ class ToolCallIds:
 
 
 def in_call_order(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Return a chat's messages. The results of each turn are sorted in the order of their calls.
+    """Sort the results of each turn in a chat in the order of their calls. Returns the messages.
 
     Only results change places, and only among themselves.
 

@@ -44,16 +44,19 @@ class TemplateInput(NamedTuple):
     continued: str | None
 
     def beginning(self, messages: Sequence[ChatMessage]) -> TemplateInput:
-        """Return the input for only the first ``messages`` of the conversation, without the header of an answer."""
+        """Return the input for only the given first messages of the conversation, without the header of an answer."""
         return self._replace(messages=messages, adds_header=False, continued=None)
 
     def definitions(self) -> list[dict[str, Any]]:
-        """Return the tools in the template's form."""
+        """Return the tools in the form that chat templates expect."""
         return [tool.for_template() for tool in self.tools]
 
     @property
     def is_long(self) -> bool:
-        """Whether rendering would take too long for the event loop. Counting stops as soon as that is known."""
+        """Whether rendering would take too long on the event loop.
+
+        Counting characters stops as soon as that is known.
+        """
         if len(self.messages) > _MANY_MESSAGES:
             return True
         size = num_characters(self.messages) + sum(len(each) for each in self.kwargs.values() if isinstance(each, str))
@@ -61,9 +64,9 @@ class TemplateInput(NamedTuple):
 
 
 class ChatRequest(ReasoningFields):
-    """OpenAI's fields and the implemented extensions of vLLM.
+    """Body of a chat request, with OpenAI's fields and the implemented extensions of vLLM.
 
-    With ``max_tokens`` 0 the request only puts the prompt into the prefix cache (prefill only).
+    With ``max_tokens`` 0, the request only computes the prompt into the prefix cache (prefill only).
     """
 
     ignored: ClassVar[frozenset[str]] = SamplingFields.ignored - {"parallel_tool_calls"} | _FOREIGN.ignored
@@ -113,9 +116,9 @@ class ChatRequest(ReasoningFields):
         return self
 
     def cache_points(self) -> Iterator[tuple[list[ChatMessage], CacheControl]]:
-        """Yield each ``cache_control`` in tools and messages, with all messages up to the message that has it.
+        """Yield each ``cache_control`` of tools and messages, with the messages up to the one that has the mark.
 
-        Templates write tools after the first instructions. So a mark on a tool also covers these messages.
+        Templates write tools after the first instructions. So a mark on a tool covers these messages too.
         """
         first = next((number for number, each in enumerate(self.messages) if each.role not in _INSTRUCTIONS), 0)
         for tool in self.tools:
@@ -126,7 +129,7 @@ class ChatRequest(ReasoningFields):
                 yield [*self.messages[:number], beginning], mark
 
     def template_input(self) -> TemplateInput:
-        """Return the input of the chat template. By default it adds a header unless the last message is continued."""
+        """Return the input of the chat template. By default a header is added, unless the last message is continued."""
         continued = self.messages[-1].text if self.continue_final_message else None
         adds_header = continued is None if self.add_generation_prompt is None else self.add_generation_prompt
         kwargs = {**self.thinking_kwargs, **self.chat_template_kwargs}
@@ -139,7 +142,7 @@ class ChatRequest(ReasoningFields):
 
     @property
     def left_out(self) -> list[str]:
-        """Tools that cannot be called, by place and type, and a verbosity that no model knows."""
+        """Places and types of the tools that cannot be called, and a verbosity without effect."""
         return [*tools_left_out(self.tools), *verbosity_left_out("verbosity", self.verbosity)]
 
     @property
@@ -150,9 +153,9 @@ class ChatRequest(ReasoningFields):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     def asked_length(self) -> tuple[int | None, str]:
-        """Return the requested number of tokens, None for as many as fit, and the field that sets it.
+        """Return the requested number of tokens, None for as many as fit, and the name of the field that sets it.
 
-        The engine always draws one token. If none is requested, that token is dropped.
+        The engine always samples at least one token. If none is requested, the token is dropped.
         """
         field = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
         asked = self.max_new_tokens
@@ -160,7 +163,7 @@ class ChatRequest(ReasoningFields):
 
     @property
     def echoed_text(self) -> str:
-        """The last message's text for ``echo``; empty if a new answer follows a message not by the assistant."""
+        """Text of the last message, for ``echo``; "" if a new answer follows a message that is not the assistant's."""
         last, adds_header = self.messages[-1], self.add_generation_prompt
         if adds_header is None:
             adds_header = not self.continue_final_message
@@ -172,17 +175,17 @@ class ChatRequest(ReasoningFields):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Number of top logprobs per token; None for no logprobs."""
+        """Number of likeliest tokens with logprobs at each position; None for no logprobs."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def num_shown(self) -> int | None:
-        """Number of logprobs shown at each position: of the requested tokens, or else of the likeliest ones."""
+        """Number of logprobs shown at each position: of the requested tokens, or else of the likeliest tokens."""
         return len(self.logprob_token_ids) if self.logprob_token_ids else self.num_logprobs
 
 
 def check_continuation(messages: list[ChatMessage], add_generation_prompt: bool | None, continue_final: bool) -> None:
-    """Refuse to both continue the last message and start a new one, and to continue a message not by the assistant."""
+    """Refuse contradictory fields, and the continuation of a message that is not the assistant's."""
     if continue_final and add_generation_prompt:
         raise rejected("contradicts 'add_generation_prompt'", "continue_final_message")
     if continue_final and (messages[-1].role != "assistant" or not messages[-1].text):

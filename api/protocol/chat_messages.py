@@ -1,4 +1,4 @@
-"""Chat messages of a request, and their conversion for the chat template."""
+"""Chat messages of a request, and their conversion to the form that chat templates expect."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ def _check_part(value: Any) -> Any:
 
 
 class CacheBreakpoint(StrictModel):
-    """OpenAI's mark of a reusable prefix. It is ignored, as the prefix cache reuses every prefix, token by token."""
+    """OpenAI's mark of a reusable prefix.
+
+    It is ignored, because the prefix cache reuses every prefix, token by token.
+    """
 
     mode: Literal["explicit"]
     ttl: Literal["30m", "12h"] | None = None
@@ -76,7 +79,7 @@ Content = Annotated[
 
 
 def _written(value: Any) -> Any:
-    """Return arguments as JSON text. Some clients send them back as a parsed object."""
+    """Convert arguments to JSON text, because some clients send them back as a parsed object."""
     try:
         return dumps_exact(value).decode() if isinstance(value, dict) else value
     except RecursionError:
@@ -84,7 +87,7 @@ def _written(value: Any) -> Any:
 
 
 Arguments = Annotated[str, BeforeValidator(_written)]
-"""Arguments of a call: the generated text, or the object that it contains."""
+"""Arguments of a call: the generated JSON text, or the object that it represents."""
 
 
 class FunctionCall(StrictModel):
@@ -94,7 +97,7 @@ class FunctionCall(StrictModel):
     arguments: Arguments = ""
 
     def for_template(self) -> dict[str, Any]:
-        """Return the call for the chat template. The arguments are an object, or text if they are not a JSON object."""
+        """Return the call for the chat template. Arguments that are a JSON object are parsed; others stay text."""
         try:
             arguments = loads_exact(self.arguments.encode() or b"{}")
         except (orjson.JSONDecodeError, UnicodeEncodeError):
@@ -110,14 +113,14 @@ class CustomCall(StrictModel):
 
 
 def arguments_of_input(text: str) -> str:
-    """Return the arguments of the function call that stands for a call of a custom tool with the input ``text``."""
+    """Return the arguments of the function call that represents a call of a custom tool with the input ``text``."""
     return orjson.dumps({CUSTOM_INPUT: text}).decode()
 
 
 class ToolCall(StrictModel):
     """A tool call of an earlier turn. Clients may send back the ``index`` of streamed calls.
 
-    A call of a custom tool is converted to a call of the function that stands for the tool.
+    A call of a custom tool is converted to a call of the function that represents the tool.
     """
 
     ignored: ClassVar[frozenset[str]] = _IN_CALL.ignored
@@ -142,7 +145,7 @@ class ToolCall(StrictModel):
 
 
 class ThoughtPiece(BaseModel):
-    """A piece of an earlier turn's thought: OpenRouter's ``reasoning_details``, LiteLLM's ``thinking_blocks``.
+    """A piece of the reasoning of an earlier turn: OpenRouter's ``reasoning_details``, LiteLLM's ``thinking_blocks``.
 
     Signatures, ids and encrypted pieces are meant for other servers, and are left out.
     """
@@ -164,10 +167,10 @@ def _check_role_name(role: str) -> str:
 
 
 class ChatMessage(StrictModel):
-    """A message. All fields of this server's answers may be sent back.
+    """A message of a chat. All fields of this server's answers may be sent back.
 
     Roles other than the usual ones are accepted if the chat template handles them; ``generate.chat_prompt`` checks
-    that.
+    this.
     """
 
     ignored: ClassVar[frozenset[str]] = _IN_MESSAGE.ignored
@@ -207,14 +210,14 @@ class ChatMessage(StrictModel):
 
     @property
     def thought(self) -> str | None:
-        """The thought of an earlier turn, from its newer field, its older field, or its pieces."""
+        """The reasoning of an earlier turn, from the newer field, the older field, or the pieces."""
         if self.reasoning is not None or self.reasoning_content is not None:
             return self.reasoning_content if self.reasoning is None else self.reasoning
         pieces = self.reasoning_details or self.thinking_blocks
         return "".join(piece.text or piece.summary or piece.thinking or "" for piece in pieces) or None
 
     def cache_points(self) -> Iterator[tuple[ChatMessage, CacheControl]]:
-        """Yield each ``cache_control`` of the message, with the message up to the part that has it."""
+        """Yield each ``cache_control`` of the message, with the message up to the part that has the mark."""
         if isinstance(self.content, list):
             for end, part in enumerate(self.content, 1):
                 if part.cache_control is not None:
@@ -224,16 +227,17 @@ class ChatMessage(StrictModel):
             yield self, self.cache_control
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message for the chat template, with the thought under both of its names."""
+        """Return the message for the chat template, with its reasoning under both names that templates use."""
         message: dict[str, Any] = {"role": self.role}
-        # As in transformers, a null content beside calls is left out: templates would print None or fail on it.
+        # As in transformers, a null content beside calls is left out, because templates would print "None" for it or
+        # fail.
         for key, value in (("content", self.text), ("name", self.name), ("tool_call_id", self.tool_call_id)):
             if value is not None:
                 message[key] = value
         if self.thought is not None:
             message |= {"reasoning_content": self.thought, "reasoning": self.thought}
             if self.tool_calls and not self.text:
-                # gpt-oss's template uses this name, and refuses both a thought and content.
+                # gpt-oss's template uses this name, and refuses a message with both reasoning and content.
                 message["thinking"] = self.thought
         if self.tool_calls:
             message["tool_calls"] = [
@@ -244,7 +248,7 @@ class ChatMessage(StrictModel):
 
 
 def check_template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Refuse names that the server sets, and values that are not scalars, as templates may not handle them safely."""
+    """Refuse names that the server sets, and values that are not scalars, because templates may mishandle them."""
     if len(kwargs) > MAX_TEMPLATE_KWARGS:
         raise rejected(f"must have at most {MAX_TEMPLATE_KWARGS} entries")
     for key, value in kwargs.items():
@@ -259,7 +263,7 @@ Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSA
 
 
 def num_characters(messages: Sequence[ChatMessage]) -> int:
-    """Return the number of characters of texts, thoughts and arguments of calls."""
+    """Return the number of characters of all texts, reasoning texts and call arguments."""
     return sum(
         len(each.text or "") + len(each.thought or "") + sum(len(call.function.arguments) for call in each.tool_calls)
         for each in messages
@@ -267,7 +271,7 @@ def num_characters(messages: Sequence[ChatMessage]) -> int:
 
 
 def for_template(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Return all messages for the chat template. Tool results get the names of their calls, as some templates need."""
+    """Return all messages for the chat template. A tool result gets the name of its call, which some templates need."""
     names = {call.id: call.function.name for message in messages for call in message.tool_calls if call.id}
     rendered = [message.for_template() for message in messages]
     for message in rendered:

@@ -42,10 +42,10 @@ Prompt = Annotated[
 
 
 class CompletionRequest(StructuredFields):
-    """OpenAI's fields and the implemented extensions of vLLM.
+    """Body of a completion request, with OpenAI's fields and the implemented extensions of vLLM.
 
-    With ``max_tokens`` 0 the request only puts the prompt into the prefix cache (prefill only). With ``echo`` and
-    ``logprobs`` the prompt is scored, from the token at ``logprob_start_len`` on.
+    With ``max_tokens`` 0, the request only computes the prompt into the prefix cache (prefill only). With ``echo`` and
+    ``logprobs``, the prompt is scored from the token at ``logprob_start_len`` on.
     """
 
     refused: ClassVar[Mapping[str, Refusal]] = {
@@ -79,10 +79,10 @@ class CompletionRequest(StructuredFields):
 
     @property
     def num_top(self) -> int:
-        """Number of logprobs that are shown at each position in addition to the drawn token's."""
+        """Number of logprobs that are shown at each position in addition to that of the sampled token."""
         return len(self.logprob_token_ids) or self.logprobs or 0
 
     @property
     def echoed_logprobs(self) -> int | None:
-        """Number of top logprobs per prompt token for ``echo``; None for none."""
+        """Number of likeliest tokens with logprobs for each prompt token, for ``echo``; None for no logprobs."""
         return self.logprobs if self.echo else None

@@ -1,4 +1,4 @@
-"""Request body of ``POST /v1/decisions``: typed questions about an input, in the form of OpenAI's client."""
+"""Decision bodies: body of ``POST /v1/decisions``, with typed questions about an input, as in OpenAI's client."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .sampling import CacheKey, PriorityName, Salt
 MAX_QUESTIONS = 400
 MAX_CHOICES = 255
 MAX_LEVELS = 100
-MAX_LABEL = 64 << 10  # Characters. The number of tokens of all labels has a limit of its own.
+MAX_LABEL = 64 << 10  # Largest number of characters. The number of tokens of all labels has a separate limit.
 MAX_JSON_BYTES = 256 << 10
 MAX_JSON_DEPTH = 32
 MAX_JSON_VALUES = 10_000
@@ -31,7 +31,7 @@ CalibrationName = Annotated[str, Field(pattern=f"^{CALIBRATION_NAME}$")]
 
 
 class InputText(StrictModel):
-    """A text part."""
+    """A text part of the input."""
 
     type: Literal["input_text", "output_text"]
     text: str
@@ -76,7 +76,7 @@ def _check_json(data: Any) -> Any:
 
 
 class InputJson(StrictModel):
-    """An object or a list of objects, read as compact JSON."""
+    """An object or a list of objects, which the model reads as compact JSON."""
 
     type: Literal["input_json"]
     data: Annotated[dict[str, Any] | list[dict[str, Any]], BeforeValidator(_check_json)]
@@ -202,7 +202,7 @@ Input = Annotated[
 
 
 class QuestionFields(StrictModel):
-    """Fields of every question; ``model`` and ``calibration`` are extensions.
+    """Fields of every question. ``model`` and ``calibration`` are extensions.
 
     Attributes:
         model: the base model or the adapter that answers this question.
@@ -216,13 +216,13 @@ class QuestionFields(StrictModel):
 
 
 class PredicateQuestion(QuestionFields):
-    """A question of how likely a statement about the input is true."""
+    """A question that asks for the probability that a statement about the input is true."""
 
     type: Literal["predicate"]
 
 
 class Choice(StrictModel):
-    """A value that may be chosen. A string and a boolean with the same text are different values."""
+    """A value that can be chosen. A string and a boolean with the same text are different values."""
 
     value: Annotated[str, Field(max_length=MAX_LABEL)] | bool
     description: str = ""
@@ -244,7 +244,7 @@ def _check_choices(choices: list[Choice]) -> list[Choice]:
 
 
 class ChoiceQuestion(QuestionFields):
-    """A question that is answered by one of several values."""
+    """A question whose answer is one of several values."""
 
     type: Literal["choice"]
     choices: Annotated[list[Choice], Field(min_length=2, max_length=MAX_CHOICES), AfterValidator(_check_choices)]
@@ -269,7 +269,7 @@ def _check_levels(levels: list[ScoreLevel]) -> list[ScoreLevel]:
 
 
 class ScoreQuestion(QuestionFields):
-    """A level of an ordered scale, the first one being 0."""
+    """A question whose answer is a level of an ordered scale. The first level is 0."""
 
     type: Literal["score"]
     levels: Annotated[list[ScoreLevel], Field(min_length=2, max_length=MAX_LEVELS), AfterValidator(_check_levels)]
@@ -284,7 +284,10 @@ Question = Annotated[
 
 
 class CacheOptions(StrictModel):
-    """OpenAI's options of its prompt cache. The prefix cache here reuses every prefix, to the token, in any mode."""
+    """OpenAI's options of its prompt cache.
+
+    They have no effect, because the prefix cache reuses every prefix in any mode.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -293,7 +296,7 @@ class CacheOptions(StrictModel):
 
 
 class DecisionRequest(AdapterFields):
-    """A request for decisions: OpenAI's fields, and extensions.
+    """A request for decisions, with OpenAI's fields and extensions.
 
     The extensions are ``adapters``, ``answer_with``, ``cache_salt``, ``priority``, and further fields of questions.
 
@@ -323,7 +326,7 @@ class DecisionRequest(AdapterFields):
 
     @property
     def typed_questions(self) -> list[TypedQuestion]:
-        """The questions in the form that a model reads."""
+        """The questions in the form that is rendered for the model."""
         return [_typed(question, index, Labels(self.answer_with)) for index, question in enumerate(self.questions)]
 
     @property
@@ -335,8 +338,8 @@ class DecisionRequest(AdapterFields):
 
 
 def _messages(items: list[Any]) -> Iterator[ChatMessage]:
-    """Yield the items as chat messages. A call is added to the assistant's message before it."""
-    said: ChatMessage | None = None  # The assistant's last message, as long as calls may be added to it.
+    """Convert the items to chat messages. A call is added to the assistant's message before it."""
+    said: ChatMessage | None = None  # The assistant's last message; None if no call may be added to it any more.
     for item in items:
         if isinstance(item, DecisionCall):
             if said is None:

@@ -1,7 +1,7 @@
-"""Fields of other servers and of clients, as data: each is mapped, accepted without effect, or refused.
+"""Foreign fields: fields of other servers and clients, as data. Each is mapped, accepted without effect, or refused.
 
-The table is ``foreign_fields.toml``; its first lines explain its form. Request models and a section of
-``docs/reference/api.md`` are generated from it.
+The table is ``foreign_fields.toml``; its first lines explain its format. Request models and a section of
+``docs/reference/api.md`` are generated from the table.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class ForeignField:
 
     Attributes:
         by: server or client to which the field belongs.
-        inert: why the field changes no answer; empty if it may change one.
-        refuse: for a refused field, what the client can do instead; empty if the field is accepted.
-        same: values of a refused field that have no effect, and are accepted.
-        mapped: for an accepted field, its effect. Such a field is a field of the request model too.
+        inert: reason for which the field never changes the answer; "" if it may change the answer.
+        refuse: for a refused field, the advice for the client; "" if the field is accepted.
+        same: values of a refused field that have no effect and are therefore accepted.
+        mapped: for an accepted field, its effect. The request model has a field of this name too.
     """
 
     name: str
@@ -45,7 +45,7 @@ class FieldRules(NamedTuple):
 
 @cache
 def foreign_table() -> Mapping[str, tuple[ForeignField, ...]]:
-    """Return the fields by their place in a request."""
+    """Return the fields of the table, by the place in a request at which they may occur."""
     text = Path(__file__).with_suffix(".toml").read_text("utf-8")
     return {
         place: tuple(

@@ -1,4 +1,7 @@
-"""Bodies of the Open Inference Protocol, version 2. The tensors are the texts and options of completions."""
+"""Infer tensors: bodies of the Open Inference Protocol, version 2.
+
+The tensors hold texts and options of completions.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ INPUTS: dict[str, tuple[str, list[int]]] = {
     "sampling_parameters": ("BYTES", [1]),
     "exclude_input_in_output": ("BOOL", [1]),
 }
-"""Name, datatype and shape of the input tensors, with the names of Triton's backends for language models."""
+"""Name, datatype and shape of the input tensors. The names are those of Triton's backends for language models."""
 OUTPUTS: dict[str, tuple[str, list[int]]] = {
     "text_output": ("BYTES", [-1]),
     "finish_reason": ("BYTES", [-1]),
@@ -35,13 +38,16 @@ _NEUTRAL: Mapping[str, tuple[type, ...]] = {
     "timeout": (int,),
     "triton_enable_empty_final_response": (bool,),
 }
-"""Types of Triton's parameters that change no answer here. A priority as text is an option of the completion."""
+"""Types of Triton's parameters that never change the answer here.
+
+A priority given as text is an option of completions.
+"""
 MAX_UINT64 = (1 << 64) - 1
 MAX_TENSORS = 16
 
 
 class InferTensor(StrictModel):
-    """An input tensor: values in a flat list, or in nested lists of its shape."""
+    """An input tensor. Its values are a flat list, or lists nested according to its shape."""
 
     ignored: ClassVar[frozenset[str]] = frozenset({"parameters"})
 
@@ -57,7 +63,7 @@ class InferTensor(StrictModel):
 
 
 class InferOutput(StrictModel):
-    """A requested output."""
+    """An output that the client requests."""
 
     ignored: ClassVar[frozenset[str]] = frozenset({"parameters"})
 
@@ -117,7 +123,10 @@ class InferRequest(StrictModel):
 
     @property
     def echoes(self) -> bool:
-        """Whether an answer begins with its prompt. This must be requested by the value false of the tensor."""
+        """Whether an answer begins with its prompt.
+
+        Clients request this by the value false of ``exclude_input_in_output``.
+        """
         return self._one("exclude_input_in_output") is False
 
     @property
@@ -127,7 +136,10 @@ class InferRequest(StrictModel):
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """The options, as fields of a completion. Raises PydanticCustomError for an option that has a tensor."""
+        """The options as fields of a completion.
+
+        Raises PydanticCustomError for an option that has a tensor of its own.
+        """
         text = self._one("sampling_parameters")
         try:
             given = {} if text is None else loads_exact(text.encode())
@@ -142,7 +154,7 @@ class InferRequest(StrictModel):
         return options
 
     def completion_fields(self, model: str) -> dict[str, Any]:
-        """Return the fields of the completion request that this request stands for."""
+        """Return the fields of the completion request that this request represents."""
         return {**self.options, "model": model, "prompt": self.texts, "echo": self.echoes}
 
 
@@ -153,13 +165,13 @@ class RepositoryRequest(StrictModel):
 
 
 class RepositoryLoadRequest(StrictModel):
-    """Body of a load request. ``lora_path`` in ``parameters`` is the place of the adapter; the default is its name."""
+    """Body of a load request. ``lora_path`` in ``parameters`` is the path of the adapter; the default is its name."""
 
     parameters: dict[str, Any] = Field(default_factory=dict)
 
 
 def _is_neutral(name: str, value: Any) -> bool:
-    """Return whether a parameter changes no answer. Raises PydanticCustomError if its type or range is not Triton's."""
+    """Return whether a parameter never changes the answer. Raises PydanticCustomError for a wrong type or range."""
     kinds = _NEUTRAL.get(name)
     if kinds is None or (name == "priority" and isinstance(value, str)):
         return False

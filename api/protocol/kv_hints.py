@@ -1,4 +1,4 @@
-"""KV hints: what a client knows about the later use of its KV. They affect which KV is evicted, but no answer."""
+"""KV hints: a client's hints about the later use of its KV. They affect which KV is evicted, but never an answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _Name = Annotated[str, Field(max_length=256)]
 
 
 class RetainDirective(StrictModel):
-    """A range of tokens in ``kv.retain``. A priority above 0 keeps the KV for ``duration`` seconds; 0 releases it."""
+    """A range of tokens in ``kv.retain``.
+
+    A priority above 0 keeps the KV for ``duration`` seconds; 0 releases the KV.
+    """
 
     priority: Annotated[int, Field(ge=0, le=100)]
     start: Annotated[int, Field(ge=0, le=MAX_TOKEN_COUNT)] = 0
@@ -26,14 +29,14 @@ class RetainDirective(StrictModel):
 
 
 class RetainPayload(StrictModel):
-    """The content of a ``kv.retain``. Its ranges are applied to the whole session."""
+    """The content of a ``kv.retain`` action. Its ranges are applied to the whole session."""
 
     scope: _Name | None = None
     directives: Annotated[list[RetainDirective], Field(max_length=MAX_DIRECTIVES)]
 
 
 class RetainAction(StrictModel):
-    """An action in vLLM's envelope that keeps or releases KV."""
+    """An action that keeps or releases KV, in vLLM's format."""
 
     action_id: _Name | None = None
     action_type: Literal["kv.retain"]
@@ -42,7 +45,7 @@ class RetainAction(StrictModel):
 
 
 class OtherAction(StrictModel):
-    """An action of another type. It is left out."""
+    """An action of another type. It is ignored."""
 
     action_id: _Name | None = None
     action_type: _Name
@@ -61,9 +64,9 @@ Action = Annotated[
 
 
 class KvHints(StrictModel):
-    """What to do with a session's KV (``prompt_cache_key``) after the answer, or with a prompt's KV before its request.
+    """Hints for a session's KV after the answer (``prompt_cache_key``), or for a prompt's KV before its request.
 
-    The hints are given either in the first three fields or in vLLM's envelope.
+    The hints are given either in the first three fields or in the fields of vLLM's format.
     """
 
     retain_for: Annotated[float, Field(gt=0, le=MAX_PIN_SECONDS)] | None = None
@@ -80,7 +83,7 @@ class KvHints(StrictModel):
         return self
 
     def check_session(self, session: str) -> None:
-        """Refuse to keep or release the session of a request that names none."""
+        """Raise an error if a request without a session asks to keep or release its session."""
         if not session and (self.release or self.retain_for is not None):
             raise rejected("needs 'prompt_cache_key'", "kv_hints", "release" if self.release else "retain_for")
 

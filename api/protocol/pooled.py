@@ -1,4 +1,4 @@
-"""Request bodies of ``POST /v1/embeddings``, ``/pooling``, ``/v1/classify``, ``/v1/rerank`` and ``/score``."""
+"""Pooled bodies: bodies of ``POST /v1/embeddings``, ``/pooling``, ``/v1/classify``, ``/v1/rerank`` and ``/score``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Texts = Annotated[
 
 
 class PooledFields(AdapterFields):
-    """Fields of all requests that are not answered with text. ``cache_salt`` and ``priority`` are extensions."""
+    """Fields of all requests whose answer is not text. ``cache_salt`` and ``priority`` are extensions."""
 
     ignored: ClassVar[frozenset[str]] = frozenset({"user", "safety_identifier"})
 
@@ -54,7 +54,7 @@ class PooledFields(AdapterFields):
 
 
 class InputFields(PooledFields):
-    """Fields of requests whose ``input`` is texts or token ids."""
+    """Fields of requests whose ``input`` consists of texts or token ids."""
 
     input: Texts
 
@@ -66,17 +66,18 @@ class InputFields(PooledFields):
         return self.input  # type: ignore[return-value]
 
     def place(self, index: int) -> str:
-        """Return the name of a text's place in the request, for error messages."""
+        """Return the name of an input's field in the request, for error messages."""
         return f"input[{index}]" if self.listed is self.input else "input"
 
 
 class EmbeddingRequest(InputFields):
-    """OpenAI's fields; ``normalize`` and ``prompt_name`` are extensions.
+    """Body of an embeddings request with OpenAI's fields. ``normalize`` and ``prompt_name`` are extensions.
 
     Attributes:
-        dimensions: number of leading values to return, scaled to length 1 again.
-        normalize: whether embeddings are scaled to length 1; the default is in the checkpoint.
-        prompt_name: name of the checkpoint's prompt that is put before each text, in place of the default prompt.
+        dimensions: number of leading values to return; they are scaled to length 1 again.
+        normalize: whether embeddings are scaled to length 1; by default as the checkpoint specifies.
+        prompt_name: name of the checkpoint's prompt that is put before each text; by default the checkpoint's default
+            prompt.
     """
 
     encoding_format: Literal["float", "base64"] = "float"
@@ -86,14 +87,14 @@ class EmbeddingRequest(InputFields):
 
 
 class ClassifyRequest(InputFields):
-    """vLLM's fields."""
+    """Body of a classification request with vLLM's fields."""
 
 
 class PoolingRequest(InputFields):
-    """vLLM's fields; ``normalize`` as in ``EmbeddingRequest``.
+    """Body of a pooling request with vLLM's fields. ``normalize`` has the same meaning as in ``EmbeddingRequest``.
 
     Attributes:
-        task: ``embed`` for embeddings, ``classify`` for class probabilities; by default the one that the model offers.
+        task: ``embed`` for embeddings, ``classify`` for class probabilities; by default the task that the model offers.
     """
 
     task: Literal["embed", "classify"] | None = None
@@ -112,11 +113,11 @@ PairTexts = Annotated[
 
 
 class PairRequest(PooledFields):
-    """vLLM's fields of ``/score``. There ``queries`` and ``documents`` are other names of the texts.
+    """Body of ``/score`` with vLLM's fields. ``queries`` and ``documents`` are other names of the texts.
 
     Attributes:
-        text_1: queries: one for all texts of ``text_2``, or one for each.
-        instruction: a text that describes which documents count as relevant, for models that are asked in words.
+        text_1: queries: one query for all texts of ``text_2``, or one query for each of them.
+        instruction: a description of relevant documents, for causal models that are asked in words.
     """
 
     text_1: PairTexts
@@ -126,7 +127,7 @@ class PairRequest(PooledFields):
     @model_validator(mode="before")
     @classmethod
     def _rename(cls, given: Any) -> Any:
-        """Accept the texts under their other names, if both are given so."""
+        """Accept the texts under their other names, if both have these names."""
         if not isinstance(given, dict) or not {"queries", "documents"} <= given.keys() or "text_1" in given:
             return given
         return {{"queries": "text_1", "documents": "text_2"}.get(name, name): value for name, value in given.items()}
@@ -168,11 +169,11 @@ Documents = Annotated[
 
 
 class RerankRequest(PooledFields):
-    """Cohere's and Jina's fields; ``instruction`` is an extension.
+    """Body of a rerank request with Cohere's and Jina's fields. ``instruction`` is an extension.
 
     Attributes:
         top_n: number of best documents to return.
-        instruction: a text that describes which documents count as relevant, for models that are asked in words.
+        instruction: a description of relevant documents, for causal models that are asked in words.
     """
 
     query: Annotated[str, Field(min_length=1)]

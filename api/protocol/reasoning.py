@@ -1,4 +1,4 @@
-"""Request fields for thoughts, under the names of several clients: effort, budget, on or off, shown or not."""
+"""Reasoning fields: request fields for effort, budget and visibility of the reasoning, as several clients name them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Budget = Annotated[int, Field(ge=-1, le=MAX_THINKING_BUDGET)]
 
 
 class ThinkingConfig(StrictModel):
-    """Anthropic's and DeepSeek's form: whether to think, and for how many tokens."""
+    """Anthropic's and DeepSeek's form: whether the model reasons, and for how many tokens."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Field(ge=0, le=MAX_THINKING_BUDGET)] | None = None
 
 
 class ReasoningOption(StrictModel):
-    """OpenRouter's form. Thoughts are shown unchanged, so a kind of summary cannot be chosen."""
+    """OpenRouter's form. The reasoning is shown unchanged, so a kind of summary cannot be chosen."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -35,10 +35,10 @@ class ReasoningOption(StrictModel):
 
 
 class ReasoningFields(StructuredFields):
-    """Fields for the thought before an answer.
+    """Fields for the reasoning before an answer.
 
-    Budgets are in tokens: vLLM's ``thinking_token_budget``, Qwen's ``thinking_budget``, ``thinking.budget_tokens`` and
-    ``reasoning.max_tokens``; -1 means no budget.
+    Budgets are numbers of tokens: vLLM's ``thinking_token_budget``, Qwen's ``thinking_budget``,
+    ``thinking.budget_tokens`` and ``reasoning.max_tokens``. A budget of -1 means no limit.
     """
 
     reasoning_effort: Effort | None = None
@@ -60,24 +60,24 @@ class ReasoningFields(StructuredFields):
 
     @property
     def shows_thoughts(self) -> bool:
-        """Whether the answer shows its thought."""
+        """Whether the response contains the reasoning."""
         return self.include_reasoning and not self.reasoning.exclude
 
     @property
     def thinks(self) -> bool | None:
-        """Whether a thought is requested; None if the model's template decides."""
+        """Whether reasoning is requested; None if the model's template decides."""
         return self._wishes[0][1] if self._wishes else None
 
     @property
     def thought_budget(self) -> int | None:
-        """Largest number of tokens of the thought; None for no limit."""
+        """Largest number of reasoning tokens; None for no limit."""
         if self.thinks is False:
             return 0
         return next((value for _, value in self._budgets if value >= 0), None)
 
     @property
     def thinking_kwargs(self) -> dict[str, Any]:
-        """Variables of the chat template for thoughts, under the names that templates use."""
+        """Variables of the chat template that control reasoning, under the names that templates use."""
         named = next(filter(None, self._efforts.values()), None)
         effort = {} if named is None else {"reasoning_effort": named}
         thinks = self.thinks
@@ -89,7 +89,7 @@ class ReasoningFields(StructuredFields):
 
     @property
     def _wishes(self) -> list[tuple[str, bool]]:
-        """For each field that is set: its name, and whether it requests a thought."""
+        """For each field that is set, its name and whether it requests reasoning."""
         kind = None if self.thinking is None else self.thinking.type
         wishes = {
             **{name: None if effort is None else effort != "none" for name, effort in self._efforts.items()},

@@ -1,4 +1,4 @@
-"""Input items of the responses API: messages, function calls, their outputs, references to stored items.
+"""Response items: input items of the responses API, such as messages, calls, results and references to stored items.
 
 Items of tools that run elsewhere or cannot be called here are accepted, and left out of the prompt.
 """
@@ -27,7 +27,7 @@ _ITEM_TAGS = {
     "reasoning": "<reasoning>",
 }
 
-# Examples: local_shell_call_output, web_search_call, tool_search_output, mcp_list_tools.
+# For example local_shell_call_output, web_search_call, tool_search_output and mcp_list_tools.
 _OF_OTHER_TOOLS = re.compile(
     r"[a-z][a-z_]{0,48}_(call|call_output|tools|tools_output|search_output|screenshot)|mcp_[a-z_]{1,48}"
 )
@@ -43,7 +43,7 @@ def _check_part(value: Any) -> Any:
 
 
 class ResponseTextPart(StrictModel):
-    """A text part of input or output. Annotations and logprobs of this server's answers may be sent back; ignored."""
+    """A text part. Annotations and logprobs of this server's answers may be sent back, and are ignored."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str
@@ -101,7 +101,7 @@ class CustomCallItem(StrictModel):
 
     @property
     def arguments(self) -> str:
-        """The arguments of the function call that stands for this call."""
+        """The arguments of the function call that represents this call."""
         return arguments_of_input(self.input)
 
 
@@ -116,14 +116,14 @@ class OutputItem(StrictModel):
 
 
 class ReasoningText(StrictModel):
-    """A piece of a thought, or of its summary."""
+    """A piece of the reasoning, or of its summary."""
 
     type: Literal["reasoning_text", "summary_text"]
     text: str
 
 
 class ReasoningItem(StrictModel):
-    """The thought before an earlier answer. If it has no text, its summary is used instead."""
+    """The reasoning before an earlier answer. If it has no text, its summary is used."""
 
     type: Literal["reasoning"]
     summary: Annotated[list[ReasoningText], Field(max_length=MAX_ITEMS)] = Field(default_factory=list)
@@ -155,7 +155,7 @@ class ReferenceItem(StrictModel):
 
 
 def _item_form(value: Any) -> str | None:
-    """Discriminator. An item without a type is a message if it has a role, or a reference if it has an id."""
+    """Discriminator of items. An item without a type is a message if it has a role, or a reference if it has an id."""
     if not isinstance(value, dict):
         return None
     if value.get("type") is None:
@@ -191,6 +191,6 @@ Input = Annotated[
 
 
 def items_left_out(given: str | list[InputItem]) -> list[str]:
-    """Return place and type of the items of tools that cannot be called, to report them to the client."""
+    """Return places and types of the items of tools that cannot be called, so that the client is told about them."""
     items = [] if isinstance(given, str) else given
     return [f"input[{index}] {item.type}" for index, item in enumerate(items) if isinstance(item, OtherItem)]

@@ -51,7 +51,7 @@ def check_metadata(metadata: dict[str, str]) -> dict[str, str]:
 
 
 class TextFormat(StrictModel):
-    """Output format of the answer. A schema is enforced even if it is not ``strict``."""
+    """Output format of the answer. A schema is enforced even if ``strict`` is not set."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: FormatName | None = None
@@ -69,14 +69,17 @@ class TextFormat(StrictModel):
 
 
 class TextConfig(StrictModel):
-    """Options of the answer's text. A ``verbosity`` other than "medium" is left out, and named in a header."""
+    """Options of the answer's text.
+
+    A ``verbosity`` other than "medium" has no effect, and a response header names it.
+    """
 
     format: TextFormat = Field(default_factory=lambda: TextFormat(type="text"))
     verbosity: Verbosity = None
 
 
 class FunctionTool(StrictModel):
-    """A function tool. ``parameters`` is enforced even if it is not ``strict``."""
+    """A function tool. ``parameters`` is enforced even if ``strict`` is not set."""
 
     type: Literal["function"]
     name: Id
@@ -86,7 +89,7 @@ class FunctionTool(StrictModel):
 
 
 class CustomFormat(StrictModel):
-    """The form of a custom tool's input."""
+    """Format of a custom tool's input."""
 
     type: Literal["text", "grammar"]
     syntax: Literal["lark", "regex"] | None = None
@@ -104,7 +107,7 @@ class CustomFormat(StrictModel):
 
 
 class CustomResponseTool(StrictModel):
-    """A tool whose input is a text."""
+    """A custom tool, whose input is a text."""
 
     type: Literal["custom"]
     name: Id
@@ -159,7 +162,8 @@ Choice = Annotated[
     BY_CHOICE_FORM,
 ]
 
-# OpenAI's values of include. All except the logprobs belong to features that are not implemented, and change nothing.
+# OpenAI's values of ``include``. All except the logprobs belong to features that are not implemented, and have no
+# effect.
 Includable = Literal[
     "file_search_call.results",
     "web_search_call.results",
@@ -173,7 +177,7 @@ Includable = Literal[
 
 
 class ReasoningConfig(StrictModel):
-    """OpenAI's options for the thought. Thoughts are shown unchanged, so a kind of summary cannot be chosen."""
+    """OpenAI's options for reasoning. The reasoning is shown unchanged, so a kind of summary cannot be chosen."""
 
     effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -181,7 +185,7 @@ class ReasoningConfig(StrictModel):
 
 
 class ResponseStreamOptions(StrictModel):
-    """Options of a stream. ``include_obfuscation`` is ignored: streams are not padded."""
+    """Options of a stream. ``include_obfuscation`` is ignored, because streams are not padded."""
 
     include_obfuscation: bool = False
 
@@ -190,10 +194,10 @@ _PROMPT_REFUSED = {"conversation": Refusal("go on from a response with 'previous
 
 
 class ResponsePrompt(AdapterFields):
-    """Fields of both routes: those that determine the prompt and its tokens.
+    """Fields of both routes, which determine the prompt and its tokens.
 
-    ``truncation`` is taken and never used: "auto" allows what does not happen here, as a prompt that does not fit is
-    refused.
+    ``truncation`` is accepted and has no effect: with "auto" the prompt may be truncated, but here a prompt that does
+    not fit is refused.
     """
 
     instructions: str | None = None
@@ -211,7 +215,7 @@ class ResponsePrompt(AdapterFields):
 
 
 class ResponseRequest(ResponsePrompt, OptionFields):
-    """OpenAI's fields that change the answer or are repeated in it, and some of vLLM's extensions."""
+    """Body of a response request: OpenAI's fields that change the answer or are repeated in it; vLLM's extensions."""
 
     ignored: ClassVar[frozenset[str]] = _FOREIGN.ignored | {
         *("max_tool_calls", "prompt_cache_options", "prompt_cache_retention", "service_tier")
@@ -265,13 +269,13 @@ class ResponseRequest(ResponsePrompt, OptionFields):
 
     @property
     def left_out(self) -> list[str]:
-        """Tools that cannot be called, items of such tools, by place and type, and a verbosity that no model knows."""
+        """Places and types of tools that cannot be called and of their items, and a verbosity without effect."""
         verbosity = verbosity_left_out("text.verbosity", self.text.verbosity)
         return [*tools_left_out(self.tools), *items_left_out(self.input), *verbosity]
 
     @property
     def num_logprobs(self) -> int | None:
-        """Number of top logprobs per token; None for no logprobs."""
+        """Number of likeliest tokens with logprobs at each position; None for no logprobs."""
         return self.top_logprobs if self.top_logprobs or LOGPROBS in self.include else None
 
 

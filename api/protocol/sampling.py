@@ -1,4 +1,4 @@
-"""Request fields shared by chat and completions: sampling, stopping, caching, priority, streaming."""
+"""Sampling fields: request fields of chats and completions for sampling, stopping, caching, priority and streaming."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ _FOREIGN = foreign_rules("generation")
 
 
 def verbosity_left_out(place: str, wanted: Verbosity) -> list[str]:
-    """Return the field's place if a client wants another verbosity than "medium".
+    """Return the field's place in a list if a client requests another verbosity than "medium".
 
-    OpenAI's own models were trained on the hint and clients send it by default; no model here knows it.
+    OpenAI's own models were trained on this hint, and clients send it by default, but no model here supports it.
     """
     return [] if wanted in (None, "medium") else [place]
 
@@ -99,8 +99,8 @@ class StreamOptions(StrictModel):
     """Options of a stream.
 
     Attributes:
-        include_obfuscation: ignored, as streams are not padded.
-        continuous_usage_stats: with ``include_usage``, every chunk has the usage so far (vLLM's extension).
+        include_obfuscation: ignored, because streams are not padded.
+        continuous_usage_stats: with ``include_usage``, every chunk contains the usage so far (vLLM's extension).
     """
 
     include_usage: bool = False
@@ -109,7 +109,7 @@ class StreamOptions(StrictModel):
 
 
 class UsageOption(StrictModel):
-    """OpenRouter's option for the usage at the end of a stream."""
+    """OpenRouter's option that requests the usage at the end of a stream."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -119,8 +119,8 @@ class UsageOption(StrictModel):
 if TYPE_CHECKING:
     OptionFields = StrictModel
 else:
-    # The sampling options. If a model may recommend an option's value, the default is None, so that an absent value
-    # shows.
+    # The sampling options. If a model may recommend a value for an option, the default is None, so that an absent value
+    # can be recognized.
     OptionFields = create_model(
         "OptionFields",
         __base__=StrictModel,
@@ -131,8 +131,8 @@ else:
     )
 
 
-# Fields, with their neutral values, that change how tokens are drawn or what is reported of them. Beam search cannot
-# apply them.
+# Fields, with their neutral values, that change how tokens are sampled or what is reported about them. Beam search
+# cannot apply these fields.
 _NOT_BY_BEAMS: Mapping[str, Any] = {
     **dict.fromkeys(("presence_penalty", "frequency_penalty"), 0.0),
     "repetition_penalty": 1.0,
@@ -145,7 +145,7 @@ _NOT_BY_BEAMS: Mapping[str, Any] = {
 
 
 class SamplingFields(AdapterFields, OptionFields):
-    """Fields shared by chat and completions. ``RequestLimits.check`` checks their bounds."""
+    """Fields that chats and completions have in common. ``RequestLimits.check`` checks their bounds."""
 
     ignored: ClassVar[frozenset[str]] = IGNORED | _FOREIGN.ignored
     refused: ClassVar[Mapping[str, Refusal]] = {
@@ -189,7 +189,7 @@ class SamplingFields(AdapterFields, OptionFields):
             raise rejected("may only be given where 'stream' is true", "stream_options")
         if self.prompt_logprobs is not None and self.stream:
             raise rejected("cannot be streamed", "prompt_logprobs")
-        logprobs = getattr(self, "logprobs", None)  # Chat and completions have this field with different types.
+        logprobs = getattr(self, "logprobs", None)  # Chats and completions have this field with different types.
         if self.logprob_token_ids and (logprobs is None or logprobs is False):
             raise rejected("may only be given where 'logprobs' is", "logprob_token_ids")
         if self.logprob_token_ids and getattr(self, "echo", False):
@@ -224,7 +224,7 @@ class SamplingFields(AdapterFields, OptionFields):
 
     @property
     def session(self) -> str:
-        """The name of the request's session; empty for none."""
+        """The name of the request's session; "" for none."""
         return self.session_id or "" if self.prompt_cache_key is None else self.prompt_cache_key
 
     @property
@@ -239,7 +239,7 @@ class SamplingFields(AdapterFields, OptionFields):
         return self.kv_hints is not None and self.kv_hints.prefetch
 
     def request_fields(self) -> dict[str, Any]:
-        """Return the fields of ``TextRequest`` that the body sets, except prompt, parameters and output format."""
+        """Return the fields of ``TextRequest`` that the body sets, except for prompt, parameters and format."""
         return {
             "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
             "include_stop": self.include_stop_str_in_output,
@@ -264,7 +264,10 @@ class SamplingFields(AdapterFields, OptionFields):
         prompt_logprobs: int | None,
         logprob_start_len: int = 0,
     ) -> SamplingParams:
-        """Return the engine's sampling parameters. For the keyword arguments, chat and completions differ in fields."""
+        """Return the engine's sampling parameters.
+
+        The keyword arguments come from fields that differ between the routes.
+        """
         given = {name: getattr(self, name) for name in OPTION_NAMES}
         options = {name: getattr(defaults, name) if value is None else value for name, value in given.items()}
         return SamplingParams(

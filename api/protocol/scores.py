@@ -1,4 +1,4 @@
-"""Request body of ``POST /v1/score``: probabilities of given tokens after a query combined with each of the items."""
+"""Score bodies: body of ``POST /v1/score``, for the probabilities of labels after a query joined with each item."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ Items = Annotated[
 
 
 def _score_form(value: Any) -> str:
-    """Return the form of a body of ``/v1/score``, parsed or a model. vLLM's form has two texts or lists of texts."""
+    """Return the form of a body of ``/v1/score``, parsed or a model.
+
+    In vLLM's form it has two texts or lists of texts.
+    """
     if isinstance(value, PairRequest):
         return "<pairs>"
     names = value.keys() if isinstance(value, dict) else set()
@@ -42,17 +45,17 @@ def _score_form(value: Any) -> str:
 
 
 class ScoreRequest(StrictModel):
-    """SGLang's fields; ``labels``, ``logprobs`` and the fields for the cache are extensions.
+    """Body with SGLang's fields. ``labels``, ``logprobs`` and the fields for the cache are extensions.
 
     Attributes:
-        items: one prompt is made for each item: the query, then the item. Items and query are all texts or all token
+        items: one prompt is built for each item: the query, then the item. Items and query are all texts or all token
             ids.
         label_token_ids: tokens whose probabilities after the prompt are returned.
-        labels: candidates in place of ``label_token_ids``: texts or token ids, each of any number of tokens.
-        apply_softmax: whether to return shares among the labels, which sum to 1, in place of probabilities in the whole
+        labels: candidates that replace ``label_token_ids``: texts or token ids, each of any number of tokens.
+        apply_softmax: whether to normalize the probabilities over the labels; otherwise they refer to the whole
             vocabulary.
         item_first: whether the item is put before the query.
-        logprobs: whether to return the logprob of each label's tokens too.
+        logprobs: whether to also return the logprobs of each label's tokens.
     """
 
     query: Text
@@ -82,12 +85,12 @@ class ScoreRequest(StrictModel):
 
     @property
     def listed(self) -> list[str | list[int]]:
-        """The items."""
+        """The items as a list."""
         return [self.items] if isinstance(self.items, str) else self.items
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """The query combined with each item, all as texts or all as token ids."""
+        """The query joined with each item; all as texts or all as token ids."""
         query = self.query
         if isinstance(query, str):
             texts = [str(item) for item in self.listed]
@@ -97,7 +100,7 @@ class ScoreRequest(StrictModel):
 
     @property
     def endings(self) -> list[str | list[int]]:
-        """The labels."""
+        """The labels, as texts or token ids."""
         if self.labels is not None:
             return self.labels
         assert self.label_token_ids is not None
@@ -108,11 +111,11 @@ class ScoreRequest(StrictModel):
         return None if self.priority is None else priority_of(self.priority)
 
     def item_field(self, index: int) -> str:
-        """Return the name of an item's place in the request, for error messages."""
+        """Return the name of an item's field in the request, for error messages."""
         return "items" if isinstance(self.items, str) else f"items[{index}]"
 
 
 AnyScoreRequest = Annotated[
     Annotated[ScoreRequest, Tag("<labels>")] | Annotated[PairRequest, Tag("<pairs>")], Discriminator(_score_form)
 ]
-"""SGLang's body or vLLM's body."""
+"""A body in SGLang's form or in vLLM's form."""

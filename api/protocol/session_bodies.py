@@ -1,4 +1,4 @@
-"""Request bodies of the routes for sessions."""
+"""Session bodies: request bodies of the routes for sessions."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _Name = Annotated[str, Field(min_length=1, max_length=MAX_SESSION_NAME)]
 
 
 class ReleaseSessionRequest(StrictModel):
-    """A session of the caller."""
+    """Names a session of the caller."""
 
     model: ModelName | None = None
     prompt_cache_key: _Name
 
 
 class ExportSessionRequest(ReleaseSessionRequest):
-    """A session of any tenant. The tenant is "" on a server without tenants."""
+    """Names a session of any tenant. The tenant is "" on a server without tenants."""
 
     tenant: Annotated[str, Field(max_length=MAX_SESSION_NAME)] = ""

@@ -33,7 +33,7 @@ SchemaOrText = Annotated[Any, AfterValidator(_check_schema_or_text)]
 
 
 class JsonSchemaFormat(StrictModel):
-    """A named schema. It is enforced even if it is not ``strict``."""
+    """A named schema. It is enforced even if ``strict`` is not set."""
 
     name: FormatName | None = None
     description: str | None = None
@@ -107,7 +107,7 @@ _FORMAT_FIELDS = (
 
 
 class StructuredFields(SamplingFields):
-    """Structured output fields of chat and completions. At most one of them may be set."""
+    """Fields of chats and completions for structured output. At most one of them may be set."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -141,7 +141,7 @@ class StructuredFields(SamplingFields):
 
     @property
     def format_fields(self) -> list[str]:
-        """Names of the fields that set an output format."""
+        """Names of the set fields that request an output format."""
         given = [name for name in _FORMAT_FIELDS if getattr(self, name) is not None]
         plain = self.response_format is not None and self.response_format.type == "text"
         return [name for name in given if not (plain and name == "response_format")]

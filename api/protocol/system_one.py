@@ -1,4 +1,4 @@
-"""Request body of ``POST /v1/systemone``: a state and a map of questions, in the form of System One's API."""
+"""System One body: request body of ``POST /v1/systemone``, with a state and a map of questions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _shown(value: Any) -> str:
 
 
 class Asked(StrictModel):
-    """Fields of every question; ``model`` and ``calibration`` are extensions.
+    """Fields of every question. ``model`` and ``calibration`` are extensions.
 
     Attributes:
         model: the base model or the adapter that answers this question.
@@ -38,14 +38,14 @@ class Asked(StrictModel):
 
 
 class NoulCriteria(StrictModel):
-    """Descriptions of what true and false mean."""
+    """Descriptions of what the answers true and false mean."""
 
     true: Shown = None
     false: Shown = None
 
 
 class NoulAsked(Asked):
-    """A question that is answered by yes or no."""
+    """A question whose answer is yes or no."""
 
     type: Literal["noul"]
     criteria: NoulCriteria | None = None
@@ -66,7 +66,7 @@ def _check_names(criteria: dict[str, Any]) -> dict[str, Any]:
 
 
 class ChoiceAsked(Asked):
-    """A question that is answered by one of several named options. Each has a description or null."""
+    """A question whose answer is one of several named options. The value of an option is its description or null."""
 
     type: Literal["choice"]
     criteria: Annotated[dict[str, Shown], Field(min_length=2, max_length=MAX_CHOICES), AfterValidator(_check_names)]
@@ -84,7 +84,7 @@ def _check_levels(levels: list[Any]) -> list[Any]:
 
 
 class ScoreAsked(Asked):
-    """A question that is answered by a level of an ordered scale; the first level is 0."""
+    """A question whose answer is a level of an ordered scale. The first level is 0."""
 
     type: Literal["score"]
     criteria: Annotated[list[Shown], Field(min_length=2, max_length=MAX_LEVELS), AfterValidator(_check_levels)]
@@ -106,7 +106,7 @@ def _check_question_names(questions: dict[str, Any]) -> dict[str, Any]:
 
 
 class SystemOneRequest(StrictModel):
-    """System One's fields, those that open engines add, and ``answer_with`` as in ``DecisionRequest``."""
+    """Body with System One's fields, the fields that open-source engines add, and ``answer_with``."""
 
     refused: ClassVar[Mapping[str, Refusal]] = {
         "images": _MEDIA,
@@ -143,7 +143,7 @@ class SystemOneRequest(StrictModel):
 
     @property
     def typed_questions(self) -> list[TypedQuestion]:
-        """The questions in the form that a model reads."""
+        """The questions in the form that is rendered for the model."""
         return [_typed(name, question, Labels(self.answer_with)) for name, question in self.questions.items()]
 
 

@@ -17,9 +17,10 @@ MAX_TOKENS = 1 << 20
 
 
 class TokenizeRequest(StrictModel):
-    """A text, or a conversation for the chat template.
+    """A text, or a conversation for the chat template, that is to be tokenized.
 
-    ``add_special_tokens`` is true by default for a text, and false for a conversation, whose template adds them.
+    ``add_special_tokens`` is true by default for a text, and false for a conversation, because the template adds
+    special tokens.
     """
 
     model: ModelName | None = None
@@ -59,7 +60,7 @@ class TokenizeRequest(StrictModel):
 
 
 class DetokenizeRequest(StrictModel):
-    """Token ids; each must be smaller than the size of the vocabulary."""
+    """Token ids to convert to text. Each id must be smaller than the size of the vocabulary."""
 
     model: ModelName | None = None
     tokens: Annotated[list[int], Field(max_length=MAX_TOKENS)]

@@ -1,4 +1,4 @@
-"""Request fields ``tools`` and ``tool_choice``."""
+"""Tools: the request fields ``tools`` and ``tool_choice``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from .foreign_fields import foreign_rules
 
 MAX_TOOLS = 256
 MAX_QUOTED = 128
-MAX_DEFINITION = 64 << 10  # Characters of a custom tool's grammar: the limit of all grammars.
+# Largest number of characters of a custom tool's grammar; the same limit applies to all grammars.
+MAX_DEFINITION = 64 << 10
 CUSTOM_INPUT = "input"
 _NOT_HERE = "cannot be called here"
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
@@ -33,14 +34,14 @@ def _check_parameters(schema: dict[str, Any]) -> dict[str, Any]:
     try:
         return cast(dict[str, Any], without_nulls(schema))
     except RecursionError:
-        return schema  # The grammar compiler refuses it, because it is nested too deeply.
+        return schema  # The grammar compiler refuses this schema, because it is nested too deeply.
 
 
 class OtherTool(BaseModel):
     """A tool that cannot be called here, for example one of another type than ``function``.
 
-    It is left out and named in a response header. It is not refused, as a model need not call a tool: a client must
-    accept an answer without a call anyway.
+    It is left out, and a response header names it. It is not refused, because a model need not call a tool: a client
+    must accept an answer without a call anyway.
     """
 
     model_config = ConfigDict(strict=True, extra="allow")
@@ -51,10 +52,10 @@ class OtherTool(BaseModel):
 
 
 def by_tool_type(served: str, second: str = "") -> Discriminator:
-    """Return a discriminator with the tags ``<served>``, for the type ``served`` or no type, and ``<other>``.
+    """Return a discriminator of tools. Its tag is ``<served>`` for the type ``served`` or no type, else ``<other>``.
 
     Args:
-        second: another type, with the tag ``<second>``.
+        second: another type, whose tag is ``<second>``.
     """
 
     def form(value: Any) -> str:
@@ -73,7 +74,7 @@ class FunctionName(StrictModel):
 
 
 class Function(StrictModel):
-    """A function tool. ``parameters`` is enforced even if it is not ``strict``."""
+    """A function tool. ``parameters`` is enforced even if ``strict`` is not set."""
 
     name: Annotated[str, AfterValidator(_check_name)]
     description: str | None = None
@@ -91,7 +92,10 @@ class Tool(StrictModel):
     cache_control: CacheControl | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """Return the tool for the chat template, with a description and parameters, which many templates need."""
+        """Return the tool for the chat template.
+
+        Missing descriptions and parameters are added, which many templates need.
+        """
         function = {
             "name": self.function.name,
             "description": self.function.description or "",
@@ -115,15 +119,15 @@ class ToolGrammar(StrictModel):
         return self
 
 
-# What a regular expression in the syntax of JavaScript is made of, as far as its groups are concerned.
+# Matches the elements of a regular expression in JavaScript's syntax that matter for its groups.
 _REGEX_PART = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|[()]", re.DOTALL)
 
 
 def check_groups(syntax: str | None, definition: str | None) -> None:
-    """Check that a regular expression closes exactly the groups that it opens, as it is put into another.
+    """Check that a regular expression closes exactly the groups that it opens, because it is embedded in another one.
 
     Raises:
-        PydanticCustomError: it does not.
+        PydanticCustomError: the groups are not balanced.
     """
     depth = 0
     for part in _REGEX_PART.findall(definition or "") if syntax == "regex" else ():
@@ -135,7 +139,7 @@ def check_groups(syntax: str | None, definition: str | None) -> None:
 
 
 class InputFormat(StrictModel):
-    """The form of a custom tool's input: free text, or text under a grammar."""
+    """Format of a custom tool's input: free text, or text that a grammar describes."""
 
     type: Literal["text", "grammar"]
     grammar: ToolGrammar | None = None
@@ -150,7 +154,7 @@ class InputFormat(StrictModel):
 
 
 class Custom(StrictModel):
-    """The definition of a custom tool. Its input is one text."""
+    """The definition of a custom tool, whose input is one text."""
 
     name: Annotated[Id, AfterValidator(_check_name)]
     description: str | None = None
@@ -158,7 +162,10 @@ class Custom(StrictModel):
 
 
 class TextTool(StrictModel):
-    """A tool whose input is a text. The model calls it as a function with one string argument, ``CUSTOM_INPUT``."""
+    """A custom tool, whose input is a text.
+
+    The model calls it as a function with one string argument, ``CUSTOM_INPUT``.
+    """
 
     type: Literal["custom"]
     custom: Custom
@@ -172,7 +179,10 @@ class TextTool(StrictModel):
 
     @property
     def function(self) -> Function:
-        """The function as which the model calls the tool. Its schema does not include a Lark grammar (see ``lark``)."""
+        """The function that represents the tool for the model.
+
+        Its schema does not include a Lark grammar (see ``lark``).
+        """
         grammar, text = self.custom.format.grammar, dict[str, Any](type="string")
         about = self.custom.description or ""
         if grammar is not None and grammar.syntax == "regex":
@@ -213,7 +223,7 @@ def functions_of(tools: Sequence[CallableTool | OtherTool]) -> list[CallableTool
 
 
 def tools_left_out(tools: Sequence[Any]) -> list[str]:
-    """Return place and type of the tools that cannot be called, to report them to the client."""
+    """Return the places and types of the tools that cannot be called, so that the client is told about them."""
     return [f"tools[{index}] {tool.type}" for index, tool in enumerate(tools) if isinstance(tool, OtherTool)]
 
 
@@ -237,7 +247,7 @@ class CustomChoice(StrictModel):
 
 
 class OtherChoice(BaseModel):
-    """An allowed tool that cannot be called here. The choice is among the other allowed tools."""
+    """An allowed tool that cannot be called here. The model chooses among the other allowed tools."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -279,7 +289,7 @@ BY_CHOICE_FORM = Discriminator(
     custom_error_type="rejected",
     custom_error_message="must be 'none', 'auto', 'required' or an object that names a function",
 )
-"""Discriminator of ``tool_choice``. Its objects have different forms in chat and in responses."""
+"""Discriminator of ``tool_choice``, whose objects have different forms in chats and in responses."""
 
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<word>")]
