@@ -1,1 +1,1 @@
-"""The responses API: translation to chat completions, streamed output items, stored conversations."""
+"""Responses API: translates responses to chats, builds streamed output items, and loads stored conversations."""

@@ -1,4 +1,4 @@
-"""Translation of response requests to chat requests, and of field names for error messages."""
+"""Chat translation: translates response requests to chat requests, and field names for error messages."""
 
 from __future__ import annotations
 

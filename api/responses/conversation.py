@@ -1,4 +1,4 @@
-"""Conversation of a response: ``input`` and the turns of ``previous_response_id`` as chat messages."""
+"""Conversation: converts a response's ``input`` and the turns of ``previous_response_id`` to chat messages."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def new_id(kind: str) -> str:
 
 
 class Conversation:
-    """The input items of a response.
+    """The input items of a response and of the responses before it.
 
     Args:
         earlier: turns of the previous response, in their stored form.
         turn: complete items of this response's own input.
 
     Attributes:
-        turns: all turns in the format of ``ResponseStore``.
+        turns: all turns in the stored form of ``ResponseStore``.
         item_ids: ids of the items in this response's own input.
     """
 
@@ -66,12 +66,12 @@ class Conversation:
         """Translate all items to chat messages, this response's instructions first.
 
         Raises:
-            RequestError: an output belongs to no earlier call, or to a call that already has an output; or there is no
-                message.
+            RequestError: an output belongs to no earlier call, or to a call that already has an output; or there are no
+                messages.
         """
         messages = [] if instructions is None else [ChatMessage(role="system", content=instructions)]
         calls, left_out = ToolCallIds(), set[str | None]()
-        # The thought for the assistant's next message.
+        # The reasoning for the assistant's next message.
         thought: str | None = None
         items = _ITEMS.validate_python([*self._earlier, *self._turn])
         for position, item in enumerate(items, -len(self._earlier)):
@@ -106,9 +106,9 @@ class Conversation:
 
 
 def _add_call(messages: list[ChatMessage], item: CallItem | CustomCallItem, thought: str | None) -> None:
-    """Add the call to the assistant's last message: consecutive calls and the text before them share one message.
+    """Add a call to the assistant's last message. Consecutive calls and the text before them form one message.
 
-    A thought starts a new message.
+    Reasoning starts a new message.
     """
     call = ToolCall(id=item.call_id, function=FunctionCall(name=item.name, arguments=item.arguments))
     if messages and messages[-1].role == "assistant" and thought is None:
@@ -123,7 +123,8 @@ async def load_conversation(
     """Load the conversation of a request.
 
     Args:
-        connection: WebSocket connection of the request, whose responses it may continue even if they are not stored.
+        connection: id of the request's WebSocket connection. The request may continue responses of this connection even
+            if they are not stored.
 
     Raises:
         RequestError: a referenced response or item is not stored.
@@ -152,7 +153,7 @@ async def load_conversation(
 def _conversation(
     earlier: tuple[bytes, ...], items: Sequence[InputItem], found: Mapping[int, dict[str, Any]]
 ) -> Conversation:
-    """Return the conversation of items, with references replaced by the items found for them."""
+    """Build the conversation from its items. References are replaced by the items found for them."""
     turn = [found[at] if isinstance(item, ReferenceItem) else _complete(item) for at, item in enumerate(items)]
     return Conversation(earlier, turn)
 
@@ -167,7 +168,7 @@ def _found(item: ReferenceItem, index: int, store: ResponseStore, owner: str, co
 
 
 def _complete(item: MessageItem | CallItem | CustomCallItem | OutputItem | ReasoningItem | OtherItem) -> dict[str, Any]:
-    """Return the item with id, status and texts as parts, in the form in which OpenAI lists it."""
+    """Complete an item with an id, a status and its texts as parts, in the form in which OpenAI lists items."""
     if isinstance(item, OtherItem):
         return {**item.model_dump(exclude_none=True), "id": item.id or new_id("item")}
     if isinstance(item, ReasoningItem):

@@ -1,4 +1,4 @@
-"""Output items of a response under construction, and their streaming events.
+"""Output items: builds the items of a response and their streaming events.
 
 thought:  output_item.added, content_part.added, reasoning_text.delta ..., reasoning_text.done, content_part.done,
           output_item.done
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from ...engine.serving.output_processor import TextDelta
 
 Event = tuple[str, dict[str, Any]]
-"""(type of the event, its fields without type and sequence number)."""
+"""Type of an event, and its fields without type and sequence number."""
 
 
 class OutputItems:
-    """Builds the items of one answer.
+    """Builds the output items of one answer.
 
     Args:
         parser: parser of tool calls; None without tools.
-        num_logprobs: number of top logprobs per token; None for no logprobs.
-        thinks: whether a thought may come before the answer; logprobs of its tokens are left out.
+        num_logprobs: number of likeliest tokens with logprobs at each position; None for no logprobs.
+        thinks: whether reasoning may precede the answer. Logprobs of reasoning tokens are left out.
 
     Attributes:
-        items: the items; the last one is incomplete while it is open.
+        items: the items. The last one is incomplete while it is open.
     """
 
     def __init__(self, parser: ToolParser | None, num_logprobs: int | None, *, thinks: bool = False) -> None:
@@ -41,13 +41,13 @@ class OutputItems:
         self._parser = parser
         self._num_logprobs = num_logprobs
         self._thinks = thinks
-        # Logprobs of tokens that may belong to a thought or to a call.
+        # Logprobs of tokens that may belong to the reasoning or to a call.
         self._held_logprobs: list[dict[str, Any]] = []
         self._open = False
         self._pieces: list[str] = []
 
     def take(self, delta: TextDelta) -> list[Event]:
-        """Return the events for a delta. Its logprobs are sent with the first text event."""
+        """Add a delta. Returns its events. The delta's logprobs are sent with the first text event."""
         logprobs = self._logprobs(delta)
         events = self._add_thought(delta.reasoning) if delta.reasoning else []
         if self._is_open("reasoning") and not delta.text:
@@ -74,7 +74,7 @@ class OutputItems:
         return events
 
     def finish(self, status: str) -> list[Event]:
-        """Close the open item with this status. An answer without items gets an empty message."""
+        """Close the open item with this status. Returns the events. An answer without items gets an empty message."""
         events = [] if self.items else self._begin_message()
         return events + self._close(status)
 
@@ -150,7 +150,7 @@ class OutputItems:
         return f"response.{kind}.delta", {**self._position, "delta": text}
 
     def _close(self, status: str) -> list[Event]:
-        """Close the open item, if any, and return its last events."""
+        """Close the open item, if there is one. Returns its last events."""
         if not self._open:
             return []
         self._open = False

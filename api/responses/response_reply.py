@@ -1,4 +1,4 @@
-"""The response object: status, output and usage of one response, and its server-sent events."""
+"""Response reply: the response object with status, output and usage of one response, and its server-sent events."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ _INVALID_OUTPUT = ErrorReply(500, "The answer does not have the form that was as
 
 
 class ResponseReply:
-    """State of one response.
+    """State of one response, from its request to its end.
 
     Args:
         body: the request.
-        params: its sampling parameters, including the model's defaults.
+        params: the request's sampling parameters, including the model's defaults.
         model: model name in the response.
-        output_format: the output format of the answer; its tool calls become items.
+        output_format: the output format of the answer; tool calls in it become items.
         stored: whether the response can be retrieved later.
-        thinks: whether a thought may come before the answer.
+        thinks: whether reasoning may precede the answer.
 
     Attributes:
-        is_stored: whether it can be retrieved later.
+        is_stored: whether the response can be retrieved later.
         status: ``queued`` (in the background), ``in_progress``, then ``completed``, ``incomplete``, ``failed`` or
             ``cancelled``.
     """
@@ -68,11 +68,11 @@ class ResponseReply:
         self._request_fields = _request_fields(body, params, model, stored=stored)
         self._created_at = int(time.time())
         self._fields: list[dict[str, Any]] | None = [] if body.field_probabilities else None
-        # Field probabilities that no event has sent yet.
+        # Field probabilities that no event has contained yet.
         self._held_fields: list[dict[str, Any]] = []
 
     def take(self, delta: TextDelta) -> list[Event]:
-        """Add a delta and return its events. The delta with a finish reason ends the response."""
+        """Add a delta. Returns its events. A delta with a finish reason ends the response."""
         events = self._output.take(delta)
         if self._fields is not None:
             self._take_fields(delta, events)
@@ -96,7 +96,7 @@ class ResponseReply:
         self.status = "cancelled"
 
     def last_event(self) -> Event:
-        """The last event of a response that has ended."""
+        """Return the last event of a response that has ended."""
         return f"response.{self.status}", {"response": self.body()}
 
     def output(self) -> list[dict[str, Any]]:
@@ -106,7 +106,7 @@ class ResponseReply:
         return tuple(item["id"] for item in self.output())
 
     def body(self) -> dict[str, Any]:
-        """The response object in OpenAI's format, in its present state."""
+        """Return the response object in OpenAI's format, in its current state."""
         is_incomplete = self.status == "incomplete"
         return {
             "id": self.id,
@@ -123,7 +123,7 @@ class ResponseReply:
         }
 
     def _take_fields(self, delta: TextDelta, events: list[Event]) -> None:
-        """Add the probabilities of fields to the response, and to the next event that has text of the answer."""
+        """Add field probabilities to the response, and to the next event with text of the answer."""
         assert self._fields is not None
         found = field_probabilities(delta.fields)
         self._fields += found
@@ -157,7 +157,7 @@ class ResponseReply:
 
 def _usage(finish: Finish, *, is_prefill_only: bool) -> dict[str, Any]:
     usage = finish.usage
-    if is_prefill_only:  # The engine draws one token in any case; it is dropped.
+    if is_prefill_only:  # The engine samples one token in any case. This token is dropped.
         usage = replace(usage, completion=0, reasoning=0, drafted=0, forced=0)
     return {
         "input_tokens": usage.prompt,
@@ -178,7 +178,7 @@ def _usage(finish: Finish, *, is_prefill_only: bool) -> dict[str, Any]:
 
 
 def _request_fields(body: ResponseRequest, params: SamplingParams, model: str, *, stored: bool) -> dict[str, Any]:
-    """Return the request's fields that the response repeats, with their defaults."""
+    """Return the fields of the request that the response repeats, with their defaults."""
     text_format: dict[str, Any] = {"type": body.text.format.type}
     if body.text.format.type == "json_schema":
         text_format = body.text.format.model_dump(by_alias=True, exclude_none=True)
@@ -208,7 +208,7 @@ def _request_fields(body: ResponseRequest, params: SamplingParams, model: str, *
         "user": body.user,
         "safety_identifier": body.safety_identifier,
         "prompt_cache_key": body.prompt_cache_key,
-        # Newer clients access these fields even if the library that parses their answers does not know them yet.
+        # Newer clients access these fields even if their library does not know the fields yet.
         **dict.fromkeys(("conversation", "moderation", "prompt", "prompt_cache_diagnostics", "prompt_cache_retention")),
     }
 
@@ -220,7 +220,7 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any] | orjson.Fragment:
 
 
 def _written(value: Any) -> orjson.Fragment:
-    """Return a value for ``orjson.dumps``, which by itself writes no integers beyond 64 bits."""
+    """Return a value that ``orjson.dumps`` can serialize, because it does not serialize integers beyond 64 bits."""
     return orjson.Fragment(dumps_exact(value))
 
 
@@ -230,13 +230,15 @@ async def response_events(
     keep: Callable[[ResponseReply], None],
     log: EventLog | None,
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the server-sent events of a response. ``keep`` is called when it has ended, before the last event.
+    """Yield the server-sent events of a response.
+
+    ``keep`` is called when the response has ended, before the last event.
 
     The first event waits for the engine's first deltas, so that a refused request still gets an HTTP status. A later
-    error is an ``error`` event, and the response ends as ``failed``.
+    error becomes an ``error`` event, and the response ends as ``failed``.
 
     Args:
-        log: stores the events, which then have ids; None to only send them.
+        log: stores the events, which then have ids; None if the events are only sent.
     """
     writer = EventWriter(log)
     try:
@@ -267,7 +269,7 @@ async def write_in_background(
     """Generate a response in the background, and write its events.
 
     Args:
-        changed: called when the response begins and when it has ended, each time before the event for it.
+        changed: called when the response begins and when it has ended, before the respective event.
     """
     body = reply.body()
     writer.write([("response.created", {"response": body}), ("response.queued", {"response": body})])
@@ -298,7 +300,7 @@ class EventWriter:
     """Serializes events with sequence numbers.
 
     Args:
-        log: stores the events; None if they are only sent, and have no id for later requests.
+        log: stores the events; None if the events are only sent, without ids for later requests.
 
     Attributes:
         num_events: number of events written.
