@@ -1,1 +1,1 @@
-"""Access: API keys, callers, rate limits, overload, admission of requests."""
+"""Access: API keys, callers, rate limits, overload protection and admission of requests."""

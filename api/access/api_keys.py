@@ -1,4 +1,5 @@
-"""API keys: scopes, limits and tenants; the key file, which contains only digests; the key ring that finds valid keys.
+"""API keys: reads the key file, which contains only digests, and finds the key of a request, with its scopes and
+limits.
 
     [[keys]]
     name = "team-a"                   # in logs and metrics
@@ -38,7 +39,7 @@ from ..protocol.sampling import PriorityName, priority_of
 
 MAX_KEYS = 4096
 LOOK_SECONDS = 0.5
-"""Least time between two looks at the file."""
+"""Shortest time in seconds between two checks whether the file has changed."""
 _MAX_FILE_BYTES = 4 << 20
 _MAX_PER_MINUTE = 1 << 40
 _ADMIN_PATHS = frozenset(
@@ -50,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 
 class Scope(StrEnum):
-    """Access of a key. No scope includes another."""
+    """The kinds of access that a key may have. No scope includes another one."""
 
     INFERENCE = "inference"
     METRICS = "metrics"
@@ -58,7 +59,7 @@ class Scope(StrEnum):
 
 
 def needed_scope(path: str) -> Scope:
-    """Return the scope that a path needs, open paths aside."""
+    """Return the scope that a path requires. Open paths require none, and must be checked before."""
     if path in _ADMIN_PATHS or path.startswith(_ADMIN_FOLDERS):
         return Scope.ADMIN
     return Scope.METRICS if path == "/metrics" else Scope.INFERENCE
@@ -70,13 +71,13 @@ class Key:
 
     Attributes:
         name: the key's name in logs.
-        digest: SHA-256 of the key.
-        tenant: tenant of the key; keys of one tenant share KV and take turns as one.
+        digest: SHA-256 digest of the key.
+        tenant: tenant of the key. Keys of one tenant share KV and count as one in fair scheduling.
         adapters: names of the adapters that the key may use besides the base model; None for all.
         requests_per_minute: largest number of requests per minute; None for no limit.
         tokens_per_minute: largest number of tokens per minute; None for no limit.
-        priority: default priority class of requests.
-        earliest: highest priority class that requests may name.
+        priority: priority class of requests that set none.
+        earliest: highest priority class that requests may set.
     """
 
     name: str
@@ -91,14 +92,14 @@ class Key:
 
     @classmethod
     def given(cls, key: str) -> Key:
-        """Return the record of a key from the command line: all scopes, and a name made from the digest."""
+        """Return the record of a key from the command line. It has all scopes, and a name derived from its digest."""
         digest = hashlib.sha256(key.encode()).digest()
         name = f"key-{digest.hex()[:12]}"
         return cls(name, digest, name)
 
 
 ANYBODY = Key("", b"", "")
-"""The key of every request where no keys are in use."""
+"""The key of every request if no keys are in use."""
 
 
 def _check_digest(digest: str) -> str:
@@ -112,7 +113,7 @@ PerMinute = Annotated[int, Field(ge=1, le=_MAX_PER_MINUTE)]
 
 
 class KeyEntry(StrictModel):
-    """Entry of the key file."""
+    """One entry of the key file."""
 
     name: Name
     sha256: Annotated[str, AfterValidator(_check_digest)]
@@ -126,7 +127,7 @@ class KeyEntry(StrictModel):
     priority: PriorityName = "interactive"
 
     def key(self) -> Key:
-        """Return the entry as a ``Key``."""
+        """Convert the entry to a ``Key``."""
         return Key(
             name=self.name,
             digest=bytes.fromhex(self.sha256),
@@ -141,13 +142,13 @@ class KeyEntry(StrictModel):
 
 
 class KeyFile(StrictModel):
-    """The key file."""
+    """The content of the key file."""
 
     keys: Annotated[list[KeyEntry], Field(min_length=1, max_length=MAX_KEYS)]
 
 
 def new_secret() -> str:
-    """Return a new key of 32 random bytes."""
+    """Return a new key with 32 random bytes."""
     return f"rg-{secrets.token_urlsafe(32)}"
 
 
@@ -161,12 +162,12 @@ def read_keys(path: Path) -> tuple[Key, ...]:
 
 
 def read_entries(path: Path) -> list[KeyEntry]:
-    """Read the entries of a key file. Raises ConfigError as ``read_keys`` does."""
+    """Read the entries of a key file. Raises ConfigError like ``read_keys``."""
     return check_entries(_parse(path))
 
 
 def check_entries(content: Any) -> list[KeyEntry]:
-    """Return the entries of a key file's content. Raises ConfigError for a malformed or repeated entry."""
+    """Validate the content of a key file. Returns its entries. Raises ConfigError for a malformed or repeated entry."""
     try:
         entries = KeyFile.model_validate(content).keys
     except ValidationError as error:
@@ -198,19 +199,19 @@ def _parse(path: Path) -> Any:
 
 
 def _first_of(error: ValidationError) -> str:
-    """Return the first error's text. The value is not quoted, as it may be a key in the wrong field."""
+    """Return the text of the first error. It does not contain the value, which may be a key in the wrong field."""
     first = error.errors()[0]
     location = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
     return f"{location or 'the file'}: {first['msg']}."
 
 
 class KeyRing:
-    """Finds the key of a token. Belongs to one event loop.
+    """Finds the key of a request's token. Belongs to one event loop.
 
     Args:
-        given: keys of the command line.
-        file: more keys; see ``read_keys``.
-        clock: seconds, monotonic.
+        given: keys from the command line.
+        file: key file with further keys, see ``read_keys``; None for none.
+        clock: returns monotonic time in seconds.
 
     Raises:
         ConfigError: the file is not valid at the start.
@@ -232,9 +233,9 @@ class KeyRing:
         return len(self._keys)
 
     def find(self, token: bytes) -> Key | None:
-        """Return the key with this text; ``ANYBODY`` if no keys are in use.
+        """Return the key with this text; None if no key has it, and ``ANYBODY`` if no keys are in use.
 
-        The time depends only on the number of keys: the digest is compared with all digests, in constant time.
+        The time depends only on the number of keys, because the digest is compared with all digests in constant time.
         """
         self._refresh()
         if not self._keys:
@@ -244,14 +245,17 @@ class KeyRing:
         return matches[0] if matches else None
 
     def named(self, name: str) -> Key | None:
-        """Return the valid key with this name; without keys in use, ``ANYBODY`` has an empty name."""
+        """Return the valid key with this name. If no keys are in use, "" is the name of ``ANYBODY``."""
         self._refresh()
         if not self._keys:
             return None if name else ANYBODY
         return next((key for key in self._keys if key.name == name), None)
 
     def _refresh(self) -> None:
-        """Read the file again if it has changed. An invalid file is logged and changes nothing."""
+        """Read the file again if it has changed.
+
+        If the new file is invalid, this is logged and the keys do not change.
+        """
         if self._file is None or self._clock() < self._looked_at + LOOK_SECONDS:
             return
         self._looked_at = self._clock()

@@ -1,4 +1,4 @@
-"""The caller of a request: key, tenant, timeout and trace context, and facts about the request for the access log."""
+"""Caller: the key, tenant, timeout and trace context of a request, and facts about the request for the access log."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .api_keys import Key
 
 @dataclass(frozen=True, slots=True)
 class GenerationFacts:
-    """Facts about a generation that has ended, for the access log, in the log's order. None is not logged.
+    """Facts about a finished generation, in the order of the access log. A fact that is None is not logged.
 
     Attributes:
-        finished: number of sequences by the reason for their end. If it is set, two other fields are logged even if
-            they are None.
+        finished: number of sequences by finish reason. If it is set, ``first_token_seconds`` and ``adapter`` are logged
+            even if they are None.
     """
 
     first_token_seconds: float | None = None
@@ -40,11 +40,11 @@ class GenerationFacts:
 
 @dataclass(slots=True)
 class RequestFacts:
-    """Facts about a request for the access log, in the log's order. None is not logged.
+    """Facts about a request, in the order of the access log. A fact that is None is not logged.
 
-    ``Guard`` sets ``key`` and ``tenant``, ``ModelDirectory.find`` sets ``version`` (a digest), and ``adapter_seconds``
-    if the adapter had to be loaded, routes set the fields up to ``ignored_fields``, ``generate`` sets ``generation``
-    and ``trace_id`` at the end. The code of an error is set by the code that makes the error's response, or by
+    ``Guard`` sets ``key`` and ``tenant``. ``ModelDirectory.find`` sets ``version`` (a digest), and ``adapter_seconds``
+    if the adapter had to be loaded. Routes set the fields up to ``ignored_fields``. ``generate`` sets ``generation``
+    and ``trace_id`` at the end. The code of an error is set by the code that builds the error's response, or by
     ``generate`` if a stream ends with an error.
     """
 
@@ -63,7 +63,7 @@ class RequestFacts:
     trace_id: str | None = None
 
     def log_fields(self) -> dict[str, object]:
-        """Return the facts that are set, with the facts of the generation inserted."""
+        """Return the facts that are set, including the facts of the generation."""
         logged: dict[str, object] = {}
         for name, value in _values(self):
             if isinstance(value, GenerationFacts):
@@ -79,9 +79,9 @@ def _values(facts: GenerationFacts | RequestFacts) -> Iterator[tuple[str, object
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The client that has sent a request, with facts about the request.
+    """The client that has sent a request, and facts about the request.
 
-    ``Guard`` makes one for each request that it admits, and for each line of a batch.
+    ``Guard`` creates one for each request that it admits, and the batch service for each line of a batch.
 
     Attributes:
         key: the request's key, ``ANYBODY`` if no keys are in use.
@@ -90,10 +90,11 @@ class Caller:
         facts: facts about the request for the access log.
         path: the path of the URL.
         trace_context: the headers ``traceparent`` and ``tracestate``, if the request has them.
-        usage_id: id under which a line of a batch counts once in the usage ledger, when it has been answered. None if
-            the request counts in any case.
-        asked_model: name of the model that the client requested, if another model answers.
-        is_strict: whether to refuse the request if its first token cannot come within the target of its class.
+        usage_id: id of a batch line, so that the usage ledger counts the line only once, after it has been answered.
+            None for other requests, which are always counted.
+        asked_model: name of the model that the client requested, if another model answers; else None.
+        is_strict: whether to refuse the request if its first token cannot be generated within the target time of its
+            class.
     """
 
     key: Key
@@ -107,12 +108,12 @@ class Caller:
     asked_model: str | None = None
 
     def told_model(self, name: str) -> str:
-        """Return the name of the answering model for log and ledger."""
+        """Return the name of the answering model for the log and the usage ledger."""
         return name if self.asked_model is None else f"{name} (for {self.asked_model})"
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds that the request may still take once its adapter is loaded; None for no limit."""
+        """Seconds that the request may still take after its adapter was loaded; None for no limit."""
         waited = self.facts.adapter_seconds
         return self.timeout if self.timeout is None or waited is None else max(0.001, self.timeout - waited)
 
@@ -120,7 +121,10 @@ class Caller:
         return self.key.adapters is None or adapter in self.key.adapters
 
     def priority(self, requested: Priority | None) -> Priority:
-        """Return the requested priority class, or the key's. Raises HTTPError 403 if it is above the key's."""
+        """Return the requested priority class, or the key's.
+
+        Raises HTTPError 403 if the key does not allow the class.
+        """
         if requested is None:
             return self.key.priority
         if requested < self.key.earliest:

@@ -1,4 +1,4 @@
-"""Changes of a key file: add, revoke and rotate keys. The rest of a TOML file is kept, and each change is atomic."""
+"""Key file changes: adds, revokes and rotates keys. Other content of a TOML file is kept. Each change is atomic."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from ...engine.whole_file import write_whole
 from .api_keys import check_entries, new_secret, read_entries
 
 Entries = Any
-"""The list of entries: of dictionaries in JSON, of tomlkit's tables in TOML."""
+"""The list of entries: dictionaries for JSON, tomlkit's tables for TOML."""
 
 
 def add_key(path: Path, name: str, fields: Mapping[str, Any]) -> str:
-    """Append an entry to a key file, which is made if there is none, and return the new key.
+    """Append an entry to a key file, which is created if it does not exist. Returns the new key.
 
     Args:
-        fields: further fields of ``KeyEntry``, all but name and digest.
+        fields: further fields of ``KeyEntry``, without the name and the digest.
 
     Raises:
-        ConfigError: there is a key of this name, a field is wrong, or the file cannot be read or written.
+        ConfigError: a key of this name exists, a field is wrong, or the file cannot be read or written.
     """
     secret = new_secret()
 
@@ -43,7 +43,7 @@ def add_key(path: Path, name: str, fields: Mapping[str, Any]) -> str:
 
 
 def rotate_key(path: Path, name: str) -> str:
-    """Give an entry a new key, and return it; the old key is no longer valid. Raises ConfigError."""
+    """Replace the key of an entry. Returns the new key; the old one is no longer valid. Raises ConfigError."""
     secret = new_secret()
 
     def replace(entries: Entries) -> None:
@@ -66,7 +66,7 @@ def revoke_key(path: Path, name: str) -> None:
 
 
 def _table(entry: Mapping[str, Any], *, is_first: bool) -> Any:
-    """Return an entry as a table of TOML, with an empty line before all but the first."""
+    """Convert an entry to a TOML table, preceded by an empty line unless it is the first one."""
     table = tomlkit.table()
     table.update(entry)
     table.trivia.indent = "" if is_first else "\n"
@@ -85,7 +85,7 @@ def _digest(secret: str) -> str:
 
 
 def _change(path: Path, change: Callable[[Entries], None], *, can_be_new: bool = False) -> None:
-    """Change the entries and write the file, if the result is valid. One process at a time does so."""
+    """Change the entries, and write the file if the result is valid. A lock excludes other processes meanwhile."""
     is_toml = path.suffix == ".toml"
     try:
         with _only_writer(path.parent):
@@ -107,7 +107,7 @@ def _change(path: Path, change: Callable[[Entries], None], *, can_be_new: bool =
 
 @contextmanager
 def _only_writer(folder: Path) -> Iterator[None]:
-    """Hold a lock on the folder, which excludes other changes of files in it."""
+    """Context manager: hold a lock on the folder, which excludes other changes of key files in it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

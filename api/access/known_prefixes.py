@@ -1,13 +1,13 @@
-"""Known prefixes: finds the part of a prompt that the engine has certainly not seen and so must compute.
+"""Known prefixes: finds the part of a prompt that the engine must compute, because it has certainly not seen it before.
 
-A prompt is marked at lengths that grow by a quarter, with a chained hash of all tokens before each::
+A prompt is marked at lengths that grow by a quarter. A mark is a chained hash of all tokens before it::
 
     32      40    50   62  ...                     tokens
     |--------|-----|----|------ ... ---------------|
      known    known  new                            all tokens after the first new mark must be computed
 
-Adapters, salts and tenants are not distinguished: a prompt of one of them counts as known for all. So the estimated
-work may be too small, but not too large.
+Adapters, salts and tenants are not distinguished: a prompt with one of them counts as known for all of them. So the
+estimated work may be too small, but not too large.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 
-FIRST, GROWTH = 32, 1.25  # length of the first mark, and ratio of the lengths of consecutive marks
-MOST = 1 << 16  # largest number of marks that are remembered
-# The size of a prefix's hash.
+FIRST, GROWTH = 32, 1.25  # Length of the first mark in tokens, and ratio of the lengths of consecutive marks.
+MOST = 1 << 16  # Largest number of stored marks.
+# Size of a mark's hash in bytes.
 _BYTES = 6
 
 
@@ -33,7 +33,7 @@ def mark_lengths(num_tokens: int) -> list[int]:
 
 
 def marks_of(tokens: array[int]) -> tuple[int, ...]:
-    """Return the marks of a prompt, equal in all processes; linear in its tokens."""
+    """Return the marks of a prompt. They are equal in all processes. The time is linear in the number of tokens."""
     hasher, start, marks = hashlib.blake2b(digest_size=_BYTES), 0, []
     view = memoryview(tokens)
     for end in mark_lengths(len(tokens)):
@@ -44,14 +44,14 @@ def marks_of(tokens: array[int]) -> tuple[int, ...]:
 
 
 class KnownPrefixes:
-    """Marks of the prompts that were sent to the engine, the least recently used forgotten first."""
+    """Marks of the prompts that were sent to the engine. The least recently used marks are dropped first."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
         self._marks: OrderedDict[int, None] = OrderedDict()
 
     def num_new(self, num_tokens: int, marks: Sequence[int]) -> int:
-        """Return how many tokens of a prompt are surely new: the tokens after its first unknown mark."""
+        """Return the number of tokens of a prompt that are certainly new: those after its last known mark."""
         for mark, length in zip(marks, mark_lengths(num_tokens), strict=True):
             if mark not in self._marks:
                 return num_tokens - length
@@ -61,7 +61,7 @@ class KnownPrefixes:
         return mark in self._marks
 
     def add(self, marks: Sequence[int]) -> None:
-        """Record a prompt that is sent to the engine."""
+        """Record the marks of a prompt that is sent to the engine."""
         for mark in marks:
             self._marks[mark] = None
             self._marks.move_to_end(mark)

@@ -1,4 +1,4 @@
-"""Overload protection: queue limits by priority class and tenant, expected wait, 503 and 429 with Retry-After.
+"""Overload protection: limits the queue by priority class, tenant and expected wait; refuses with 503 or 429.
 
     0 ........................................ limit
     |----- batch ------|                               a priority class leaves room for the classes above it
@@ -6,7 +6,7 @@
     |----- realtime -----------------------|
 
 A tenant may have as many waiting sequences and prompt tokens as there are free places (Choudhury and Hahne, "Dynamic
-Queue Length Thresholds", 1998): a single tenant gets half of the queue, and the next tenant still finds a place.
+Queue Length Thresholds", 1998). So a single tenant gets half of the queue, and the next tenant still finds a place.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ..errors import HTTPError, Rejection
 from .wait_estimate import NOTHING, OUTPUT_WEIGHT, AnswerMeter, Capacity, WaitCorrection, Work
 
 ROOM = {Priority.REALTIME: 1.0, Priority.INTERACTIVE: 0.9, Priority.BATCH: 0.5}
-"""Share of the queue that is open to a priority class."""
+"""Fraction of the queue that is open to a priority class."""
 
 MARGIN = 1.5
-"""A request is refused if its estimated wait exceeds this number times the limit."""
+"""A request is refused if its estimated wait exceeds the limit times this number."""
 
 MEMORY = 20
 """Time in which a correction of estimates halves without new measurements, as a multiple of the class's target."""
@@ -35,14 +35,17 @@ _OVERTAKEN = 7  # sequences of its tenant that one with a cached prefix may pass
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Sequences and prompt tokens that one HTTP request adds to the queue.
+    """The sequences and prompt tokens that one HTTP request adds to the queue.
 
     Attributes:
         is_short: whether all its prompts are short, so that no other prompt overtakes them.
-        is_known: whether the engine may have the beginning of a prompt in its cache, so that the prompt goes first.
-        may_be_deferred: whether it has a grammar or an adapter, which the engine may have to compile or to load first.
-        is_strict: whether to refuse it if its first token cannot come within the target of its priority class.
-        longest: the work of its longest prompt.
+        is_known: whether the engine may have the beginning of a prompt in its cache, so that the prompt overtakes
+            others.
+        may_be_deferred: whether the request has a grammar or an adapter, which the engine may have to compile or load
+            first.
+        is_strict: whether to refuse the request if its first token cannot be generated within the target time of its
+            class.
+        longest: the work of the request's longest prompt.
     """
 
     tenant: str
@@ -58,7 +61,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """A sequence that has a token: the time of its first token, and its expected number of tokens."""
+    """A sequence that generates tokens: the time of its first token, and its expected number of tokens."""
 
     priority: Priority
     since: float
@@ -85,7 +88,7 @@ class _Group:
     """The work of a tenant that waits in one priority class; work that may be deferred is counted separately.
 
     Attributes:
-        ready: work that waits for no grammar and no adapter.
+        ready: work that waits for neither a grammar nor an adapter.
         deferrable: work that may wait for a grammar or an adapter.
         on_time: the sequences of the ready work that have not waited for longer than the target, in the order in which
             they have joined; only in a class with a target.
@@ -104,7 +107,7 @@ class _Group:
         return round(self.ready.tokens + self.deferrable.tokens)
 
     def change(self, work: Work, sign: int, *, deferrable: bool) -> None:
-        """Add work to this class if ``sign`` is 1, remove it if it is -1."""
+        """Add work if ``sign`` is 1; remove it if ``sign`` is -1."""
         if deferrable:
             self.deferrable = self.deferrable.plus(work, sign).whole()
         else:
@@ -115,14 +118,14 @@ class _Group:
         return reduce(Work.plus, (each.work for each in self.on_time), NOTHING)
 
     def surely(self, ready: float) -> Work:
-        """Return the ready work and, of the deferrable work, the share ``ready``."""
+        """Return the ready work and the fraction ``ready`` of the deferrable work."""
         return self.ready.plus(self.deferrable, ready) if ready else self.ready
 
 
 class _Young:
-    """Recently joined sequences that may be deferred: the engine has not reported yet whether they are deferred.
+    """Recently joined sequences that may be deferred, as long as the engine has not reported whether they are.
 
-    Two reports of the engine must have arrived since: the first may have been sent before the sequence joined.
+    Two reports of the engine must arrive after a sequence has joined, because the first one may have been sent before.
     """
 
     def __init__(self) -> None:
@@ -136,7 +139,7 @@ class _Young:
         self.work = self.work.plus(work)
 
     def hear(self, capacity: Capacity) -> None:
-        """Count a report of the engine if it is a new one."""
+        """Count a report of the engine, if it is a new one."""
         self._num_reports += capacity.steps != self._steps
         self._steps = capacity.steps
         while self._joined and self._joined[0][0] < self._num_reports - 1:
@@ -146,17 +149,17 @@ class _Young:
 
 
 class QueueLimits:
-    """Limits on the sequences without a first token. Belongs to one event loop.
+    """Limits on the sequences that wait for their first token. Belongs to one event loop.
 
     Args:
         max_sequences: largest number of sequences that may wait.
-        max_tokens: largest number of tokens in their prompts.
+        max_tokens: largest number of tokens in the prompts of waiting sequences.
         max_seconds: longest wait of a request, except in the batch class.
-        clock: seconds, monotonic.
-        capacity: returns the engine's capacity, from its last statistics.
+        clock: returns monotonic time in seconds.
+        capacity: returns the engine's capacity according to its last statistics.
 
     Attributes:
-        target_ttft: time to first token in seconds by priority class, for requests that insist on it.
+        target_ttft: target time to first token in seconds by priority class, for strict requests.
     """
 
     def __init__(
@@ -176,11 +179,11 @@ class QueueLimits:
         self._answers = AnswerMeter()
         self._corrections = {priority: WaitCorrection() for priority in Priority}
         self._waiting: dict[tuple[str, Priority], _Group] = {}
-        # The cost served to each tenant in each priority class, in units of fair queueing.
+        # Cost that was served to each tenant in each priority class, in units of fair queueing.
         self._served: dict[tuple[str, Priority], float] = {}
         self._last_to_leave = dict.fromkeys(Priority, "")
         self._begun: set[Answer] = set()
-        self._deferrable = Work()  # all waiting work that may be deferred
+        self._deferrable = Work()  # All waiting work that may be deferred.
         self._young = _Young()
         self._all = NOTHING  # all waiting work
 
@@ -203,11 +206,11 @@ class QueueLimits:
 
     @property
     def short_tokens(self) -> float:
-        """Largest number of tokens of a prompt that passes longer ones; 0 while unknown."""
+        """Largest number of tokens of a prompt that overtakes longer ones; 0 while it is not known."""
         return self._capacity().short
 
     def answer_tokens(self, most: int) -> float:
-        """Return the tokens to expect of an answer of at most ``most``; 0 while none were measured."""
+        """Return the expected number of tokens of an answer of at most ``most`` tokens; 0 before any were measured."""
         return min(float(most), self._answers.tokens)
 
     def waiting(self, priority: Priority) -> int:
@@ -228,7 +231,7 @@ class QueueLimits:
         return self._seconds(capacity, ahead, load.priority, short=load.is_short)
 
     def drain_seconds(self, priority: Priority) -> float:
-        """Return the least seconds until all sequences of this class and above have begun; 0 while unknown."""
+        """Return a lower bound of the seconds until all sequences of this class and higher ones have started, or 0."""
         capacity = self._capacity()
         ahead = self._all_of(self._ready_share(capacity), lambda each: each <= priority)
         return self._seconds(capacity, ahead, priority, short=False)
@@ -237,9 +240,9 @@ class QueueLimits:
         """Check that a request may join the queue. It may always join an empty queue, unless it is strict.
 
         Raises:
-            Rejection: 503 if the queue is full or too slow, 429 if the tenant has too much work in it; with
+            Rejection: 503 if the queue is full or too slow, 429 if the tenant has too much work in it; both with
                 Retry-After.
-            HTTPError: 400 for a strict request if its priority class has no target.
+            HTTPError: 400 for a strict request if its priority class has no target time.
         """
         if load.is_strict:
             self._check_target(load)
@@ -257,7 +260,7 @@ class QueueLimits:
         self._check_share(load)
 
     def join(self, load: Load, work: Work) -> None:
-        """Add a sequence of a request that was checked."""
+        """Add a sequence of a checked request to the queue."""
         name = load.tenant, load.priority
         least = self._least_ttft(load) if (is_timed := self._is_timed(load)) else 0.0
         if name not in self._waiting:
@@ -271,11 +274,11 @@ class QueueLimits:
             self._young.join(work)
 
     def leave(self, load: Load, work: Work, *, begun: bool) -> None:
-        """Remove a sequence that has its first token, or has ended without one.
+        """Remove a sequence from the queue, because it has its first token or has ended without one.
 
         Args:
-            load: the load of its request, as it joined.
-            work: the work of the sequence, as it joined.
+            load: the load of the sequence's request, as it was when it joined.
+            work: the work of the sequence, as it was when it joined.
             begun: whether the sequence has a token.
         """
         self._change(load, work, -1)
@@ -294,17 +297,20 @@ class QueueLimits:
             self.charge(load, work.cost - OUTPUT_WEIGHT * work.answer)
 
     def charge(self, load: Load, cost: float) -> None:
-        """Add the work done for a tenant, in the units of fair queueing."""
+        """Add work that was done for a tenant, in units of fair queueing."""
         self._served[load.tenant, load.priority] += cost
 
     def begin(self, load: Load, most: int) -> Answer:
-        """Count a sequence that has its first token and at most ``most`` tokens; it has a row until ``end``."""
+        """Count a sequence that has its first token and will have at most ``most`` tokens.
+
+        It occupies a row until ``end``.
+        """
         answer = Answer(load.priority, self._clock(), self.answer_tokens(most))
         self._begun.add(answer)
         return answer
 
     def end(self, answer: Answer, num_tokens: int | None) -> None:
-        """Count the end of a sequence that has begun, with the tokens of its answer if they are known."""
+        """Count the end of a sequence that had started, with the number of its tokens if that is known."""
         self._begun.discard(answer)
         if num_tokens:
             self._answers.add(num_tokens, self._clock() - answer.since)
@@ -371,7 +377,7 @@ class QueueLimits:
 
     def _check_share(self, load: Load) -> None:
         groups = [group for (tenant, _), group in self._waiting.items() if tenant == load.tenant]
-        # Only the limit of all requests applies to the first request of a tenant.
+        # Only the limit of all requests together applies to the first request of a tenant.
         if not load.tenant or not groups:
             return
         own = sum(group.sequences for group in groups)
@@ -385,7 +391,7 @@ class QueueLimits:
             raise Rejection(429, text, "tenant_share", self._until_room())
 
     def _until_room(self) -> float:
-        """Return the seconds until a tenth of the queue has begun."""
+        """Return the seconds until a tenth of the queue has started."""
         return self.drain_seconds(Priority.BATCH) / 10
 
     def _change(self, load: Load, work: Work, sign: int) -> None:
@@ -395,14 +401,14 @@ class QueueLimits:
             self._deferrable = self._deferrable.plus(work, sign).whole()
 
     def _lifted(self, name: tuple[str, Priority]) -> float:
-        """Return the served work with which a waiting tenant begins: at least the least of all waiting tenants."""
+        """Return the served work with which a waiting tenant starts: at least the least of all waiting tenants."""
         own, priority = self._served.get(name, 0.0), name[1]
         waiting = (self._served[each] for each in self._waiting if each[1] is priority)
         last = self._served.get((self._last_to_leave[priority], priority), 0.0)
         return max(own, min(waiting, default=last))
 
     def _all_of(self, ready: float, counts: Callable[[Priority], bool]) -> Work:
-        """Return the work of the priority classes that count."""
+        """Return the work of the priority classes for which ``counts`` is true."""
         whole = NOTHING
         for (_, priority), group in self._waiting.items():
             if counts(priority):
@@ -410,7 +416,7 @@ class QueueLimits:
         return whole
 
     def _ready_share(self, capacity: Capacity) -> float:
-        """Return the part of the deferrable work that surely is not deferred."""
+        """Return the fraction of the deferrable work that is certainly not deferred."""
         self._young.hear(capacity)
         whole, young = self._deferrable, self._young.work
         if not round(whole.sequences):
@@ -422,9 +428,8 @@ class QueueLimits:
     def _ahead_in_class(self, load: Load, ready: float, is_on_time: bool) -> Iterator[tuple[Work, float]]:
         """Yield the waiting work of its own priority class and the part of it that goes before a new request.
 
-        Tenants take turns: the tenant that was served least is next. So the part of a tenant's work that goes first is
-        the amount by which the tenant was served less than the request's own tenant will have been when the
-        request's turn comes.
+        Tenants take turns: the tenant that was served least is next. A tenant's work is served first up to the amount
+        by which the tenant was served less than the request's own tenant will have been when the request's turn comes.
         """
         name = load.tenant, load.priority
         own = self._waiting.get(name)
@@ -440,16 +445,16 @@ class QueueLimits:
         for other, group in self._waiting.items():
             lag = turn - self._served[other]
             if other[1] is load.priority and other != name and lag >= 0 and (work := group.surely(ready)).sequences:
-                # Of tenants that were served equally, the one that waits longer is next, with one sequence. Otherwise
-                # the part is rounded down to whole sequences: a sequence that is only partly within the lag may come
-                # after the request.
+                # Of tenants that were served equally, the one that has waited longer is next, with one sequence. In
+                # other cases the fraction is rounded down to whole sequences, because a sequence that is only partly
+                # within the lag may come after the request.
                 count = int(work.sequences * min(1.0, lag / work.cost)) if lag and work.cost else 1
                 yield work, min(1.0, count / work.sequences)
 
     def _seconds(self, capacity: Capacity, ahead: Work, priority: Priority, *, short: bool) -> float:
         by_prompts = capacity.prefill_seconds(ahead, short=short)
         free = capacity.usable - min(len(self._begun), capacity.running)
-        # Sequences of the batch class are preempted for others, so that their rows count as free.
+        # Sequences of the batch class are preempted for others, so their rows count as free.
         if priority is not Priority.BATCH:
             free += sum(each.priority is Priority.BATCH for each in self._begun)
         behind = ahead.sequences + 1 - free

@@ -1,8 +1,8 @@
 """Rate limits of API keys: token buckets for requests and tokens per minute, and OpenAI's rate limit headers.
 
 A request reserves the tokens of its prompt and ``max_tokens`` in the bucket of tokens, and returns the unused part at
-its end. A request larger than the bucket reserves a full bucket. If it uses more, the level becomes negative, and later
-requests wait.
+its end. A request that is larger than the bucket reserves a full bucket. If it uses more, the level becomes negative,
+and later requests have to wait.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from .api_keys import Key
 LIMIT_HEADERS = tuple(
     f"x-ratelimit-{what}-{kind}" for kind in ("requests", "tokens") for what in ("limit", "remaining", "reset")
 )
-"""All header names of ``RateLimits.headers``."""
+"""Names of all headers that ``RateLimits.headers`` may return."""
 
 
 class TokenBucket:
-    """Bucket that fills evenly up to ``per_minute``. Its level is negative after use beyond a reservation."""
+    """Token bucket that fills evenly up to ``per_minute``. Its level is negative after use beyond a reservation."""
 
     def __init__(self, per_minute: int, now: float) -> None:
         self.per_minute = per_minute
@@ -39,13 +39,13 @@ class TokenBucket:
         self._level = self.level(now) + amount
 
     def seconds_until(self, amount: float, now: float) -> float:
-        """Return the seconds until the level is ``amount``, without further use."""
+        """Return the seconds until the level reaches ``amount``, if nothing else is taken."""
         return max(0.0, amount - self.level(now)) * 60 / self.per_minute
 
 
 @dataclass(slots=True)
 class _Buckets:
-    """Buckets of one key, None without a limit."""
+    """The buckets of one key; None for no limit."""
 
     requests: TokenBucket | None
     tokens: TokenBucket | None
@@ -57,26 +57,26 @@ class _Buckets:
 
 @dataclass(slots=True)
 class Reservation:
-    """Tokens that a running request has taken from its key's bucket."""
+    """Tokens that a running request has reserved in its key's bucket."""
 
     bucket: TokenBucket | None
     amount: float
 
     def settle(self, used: int, now: float) -> None:
-        """Return the unused part at the request's end, or take the tokens used beyond the reservation."""
+        """Return the unused tokens to the bucket, or take the tokens that were used beyond the reservation."""
         if self.bucket is not None:
             self.bucket.add(self.amount - used, now)
 
 
 class RateLimits:
-    """Buckets of all keys with limits. Belongs to one event loop."""
+    """The buckets of all keys that have limits. Belongs to one event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._buckets: dict[str, _Buckets] = {}
 
     def reserve(self, key: Key, num_tokens: int) -> Reservation:
-        """Reserve a request and its tokens, both or none. Raises Rejection (429) if a bucket has too few."""
+        """Reserve a request and its tokens, both or neither. Raises Rejection (429) if a bucket holds too few."""
         now = self._clock()
         buckets = self._of(key, now)
         wanted = {"requests": 1.0, "tokens": float(num_tokens)}
@@ -89,11 +89,11 @@ class RateLimits:
         return Reservation(buckets.tokens, wanted["tokens"])
 
     def settle(self, reservation: Reservation, used: int) -> None:
-        """Settle the reservation of a request that has ended, by the tokens used, prompt included."""
+        """Settle the reservation of a request that has ended, given the number of tokens used, including the prompt."""
         reservation.settle(used, self._clock())
 
     def headers(self, key: Key) -> dict[str, str]:
-        """Return OpenAI's rate limit headers; none for a key without limits."""
+        """Return OpenAI's rate limit headers for a key. A key without limits has none."""
         now = self._clock()
         headers = {}
         for kind, bucket in self._of(key, now).items():
@@ -103,7 +103,7 @@ class RateLimits:
         return headers
 
     def _of(self, key: Key, now: float) -> _Buckets:
-        """Return the buckets of a key; full ones if its limits are new."""
+        """Return the buckets of a key. If the key's limits are new, the buckets are full."""
         limits = (key.requests_per_minute, key.tokens_per_minute)
         if limits == (None, None):
             self._buckets.pop(key.name, None)

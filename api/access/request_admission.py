@@ -1,4 +1,4 @@
-"""Admission of requests: the queue limits and the key's rate limits, and each request's share of both until its end."""
+"""Request admission: applies queue limits and rate limits, and holds each request's share of both until its end."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Resources that one HTTP request needs.
+    """The resources that one HTTP request needs.
 
     Attributes:
-        priority: the priority class of its sequences.
+        priority: the priority class of the request's sequences.
         prompts: for each prompt, its tokens, the number of its answers, and the largest number of tokens of an answer.
-        marks: marks of the beginnings of each prompt, from ``marks_of``; empty if nothing is known about them.
+        marks: marks of each prompt, from ``marks_of``; empty if nothing is known about the prompts.
         may_be_deferred: whether the sequences have a grammar or an adapter.
-        is_strict: whether to refuse the request if its first token cannot come in time.
+        is_strict: whether to refuse the request if its first token cannot be generated in time.
     """
 
     priority: Priority
@@ -50,12 +50,12 @@ class Demand:
 
     @property
     def most_tokens(self) -> int:
-        """Tokens of the prompts and of the longest answers."""
+        """Number of tokens of the prompts and of the longest possible answers."""
         return self.prompt_tokens + sum(n * most for _, n, most in self.prompts)
 
 
 class Ticket(Protocol):
-    """Resources that an admitted request holds until its end; see ``QueueTicket``."""
+    """Interface of the resources that an admitted request holds until its end, see ``QueueTicket``."""
 
     def take(self, sequence: tuple[int, int], num_tokens: int) -> None: ...
 
@@ -66,8 +66,8 @@ class RequestAdmission:
     """Admits requests to the engine. Belongs to one event loop.
 
     Attributes:
-        queue_limits: limits of the sequences without a first token.
-        limits: rate limits of keys.
+        queue_limits: limits on the sequences that wait for their first token.
+        limits: rate limits of the API keys.
     """
 
     def __init__(self, queue_limits: QueueLimits, limits: RateLimits) -> None:
@@ -79,7 +79,7 @@ class RequestAdmission:
         """Admit one HTTP request with all of its prompts.
 
         Raises:
-            Rejection: 503 if the server is too busy, 429 if the key or its tenant is over its limit.
+            Rejection: 503 if the server is too busy, 429 if the key or its tenant exceeds its limit.
         """
         short = self.queue_limits.short_tokens
         marks = demand.marks or ((),) * len(demand.prompts)
@@ -103,7 +103,7 @@ class RequestAdmission:
         works = {}
         for prompt, (tokens, n, most) in enumerate(demand.prompts):
             answer = self.queue_limits.answer_tokens(most)
-            # The first of n sequences with one prompt computes it.
+            # Of n sequences with the same prompt, only the first one computes the prompt.
             first, others = work_of(tokens, new[prompt], answer, short), work_of(0, 0, answer, short)
             works.update({(prompt, index): others if index else first for index in range(n)})
         for each in marks:
@@ -112,10 +112,10 @@ class RequestAdmission:
 
 
 class QueueTicket:
-    """Places in the queue that one HTTP request holds until its first tokens, and tokens of its key until its end.
+    """The queue places that one HTTP request holds until its first tokens, and the rate limit tokens until its end.
 
     Args:
-        works: the work of its sequences (prompt, index).
+        works: the work of the request's sequences by (prompt, index).
     """
 
     def __init__(
@@ -138,7 +138,10 @@ class QueueTicket:
             self._queue.join(load, work)
 
     def take(self, sequence: tuple[int, int], num_tokens: int) -> None:
-        """Count tokens of a sequence (prompt, index), or its end with 0; the first tokens release its place."""
+        """Count tokens of a sequence (prompt, index); 0 means its end.
+
+        The first tokens release its place in the queue.
+        """
         self._num_generated = (self._num_generated or 0) + num_tokens
         if (work := self._waiting.pop(sequence, None)) is not None:
             self._queue.leave(self._load, work, begun=num_tokens > 0)
@@ -151,12 +154,13 @@ class QueueTicket:
                 self._queue.end(self._begun.pop(sequence), self._num_tokens[sequence])
 
     def close(self) -> None:
-        """Release unused places and tokens. A request without a first token has used no tokens."""
+        """Release the unused places and tokens. A request without a first token has used no tokens."""
         for work in self._waiting.values():
             self._queue.leave(self._load, work, begun=False)
         self._waiting.clear()
         for sequence, answer in self._begun.items():
-            # If another answer ended the request, the end of an answer may be unreported: its length is then unknown.
+            # If the end of another answer ended the request, this answer's end may not have been reported. Its length
+            # is then not known.
             self._queue.end(answer, self._num_tokens[sequence] if self._load.sequences == 1 else None)
         self._begun.clear()
         used = 0 if self._num_generated is None else self._load.tokens + self._num_generated

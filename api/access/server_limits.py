@@ -1,4 +1,4 @@
-"""Server limits: the keys that requests need, the limits of requests at a time, and the requests under way."""
+"""Server limits: the API keys, the limits on concurrent requests, and the number of running requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def open_keys(options: ServerConfig) -> KeyRing:
-    """Return the keys of the options. Raises ConfigError if the file with keys cannot be read."""
+    """Create the key ring that the options configure. Raises ConfigError if the file with keys cannot be read."""
     return KeyRing(options.api_key, None if options.api_key_file is None else Path(options.api_key_file))
 
 
@@ -39,7 +39,7 @@ class ServerLimits:
         self._shares_cache = shares_cache
 
     async def admit(self, caller: Caller, requests: Sequence[TextRequest]) -> Ticket:
-        """Admit the requests of one HTTP request: all or none. Raises like ``RequestAdmission.admit``."""
+        """Admit all requests of one HTTP request, or none. Raises like ``RequestAdmission.admit``."""
         return self.admission.admit(caller.key, Demand.of(requests, is_strict=caller.is_strict))
 
     async def limit_headers(self, key: Key) -> Mapping[str, str]:
@@ -51,7 +51,7 @@ class ServerLimits:
         return "" if self._shares_cache else key.tenant
 
     def caller_named(self, tenant: str, key_name: str, path: str) -> Caller | None:
-        """Return the caller for a batch of this tenant; None if the key was removed or lost its scope."""
+        """Return the caller for a batch of this tenant; None if the key was removed or has lost its scope."""
         key = self.keys.named(key_name)
         if key is None or key.tenant != tenant or Scope.INFERENCE not in key.scopes:
             return None

@@ -1,4 +1,4 @@
-"""Socket limits: number of WebSocket connections, and the resources that each of them may use."""
+"""Socket limits: limits on the number of WebSocket connections, and on the resources of each connection."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ...tenancy.tenant_shares import TenantShares
 
 MAX_REQUESTS = 64
 MAX_ID = 64
-"""Largest number of characters of the name of a request or of a lane."""
+"""Largest number of characters of the id of a request or of a lane (requests in order on one connection)."""
 CONVERSATION_BYTES = 1 << 20
 SEND_SECONDS = 30.0
 
@@ -18,10 +18,10 @@ class SocketLimits:
     """Limits of WebSocket connections.
 
     Attributes:
-        connections: open connections, counted by tenant.
-        requests: limit of requests that run or wait on one connection.
-        conversation_bytes: limit of the bytes of past conversations that one connection may continue.
-        send_seconds: seconds within which a client must receive a message; after that its connection is closed.
+        connections: shares of the open connections, by tenant.
+        requests: largest number of requests that run or wait on one connection.
+        conversation_bytes: largest size in bytes of the past conversations that one connection may continue.
+        send_seconds: seconds within which a client must receive a message; afterwards its connection is closed.
     """
 
     connections: TenantShares

@@ -1,15 +1,15 @@
-"""Wait estimate: a lower bound of the time that a new request waits for its first token, computed from measurements.
+"""Wait estimate: computes a lower bound of a new request's time to first token from measurements.
 
 Requests wait for two resources, and the longer wait counts:
 
-- *Prompts*: the tokens that must be computed before, at the highest speed that the engine's step cost model allows.
-  Short prompts pass long ones, so a short prompt waits only for other short ones.
+- *Prompts*: the tokens that must be computed first, at the highest speed that the engine's step cost model allows.
+  Short prompts overtake long ones, so a short prompt waits only for other short ones.
 - *Rows*: if no row is free, the running answers and the answers before this one must end. Their length and time per
-  token are assumed to be those of the last ended answers.
+  token are assumed to be those of the answers that ended last.
 
-Anything unknown counts as no wait: a speed that was not measured, the length of answers before enough answers have
-ended, a prefix that may be cached, a sequence whose grammar may have to be compiled or whose adapter may have to be
-loaded. The estimate changes only when an event occurs.
+Anything that is not known counts as no wait: a speed that was not measured, the length of answers before enough answers
+have ended, a prefix that may be cached, a sequence whose grammar may have to be compiled or whose adapter may have to
+be loaded. The estimate changes only when an event occurs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-# Cost of a generated and of a cached token, relative to a prompt token, as in the engine's fair queueing.
+# Cost of a generated token and of a cached token relative to a prompt token, as in the engine's fair queueing.
 OUTPUT_WEIGHT, CACHED_WEIGHT = 2.0, 0.1
 
 _GROWTH, _FALL, _MOST = 1.5, 1.01, 16.0
@@ -30,15 +30,15 @@ _FEW, _MANY = 8, 64  # numbers of the last answers that count; fewer than the fi
 
 
 class Work(NamedTuple):
-    """Work that sequences without a first token cause in the engine; sums and parts of works are works too.
+    """The work that waiting sequences cause in the engine. Works can be added and multiplied.
 
     Attributes:
         sequences: number of sequences.
-        tokens: number of tokens of their prompts.
+        tokens: number of tokens of the sequences' prompts.
         new: prompt tokens that must be computed.
-        pairs: number of query-key pairs of these tokens.
-        short_new, short_pairs: the part of ``new`` and ``pairs`` in prompts that pass longer ones.
-        answer: expected number of tokens of their answers.
+        pairs: number of query-key pairs of the tokens in ``new``.
+        short_new, short_pairs: the part of ``new`` and ``pairs`` in prompts that overtake longer ones.
+        answer: expected number of tokens of the sequences' answers.
         cost: cost of the sequences in units of fair queueing.
     """
 
@@ -52,11 +52,11 @@ class Work(NamedTuple):
     cost: float = 0.0
 
     def plus(self, other: Work, times: float = 1.0) -> Work:
-        """Return the sum with ``times`` times another work."""
+        """Return the sum of this work and ``times`` times another work."""
         return Work(*(mine + times * theirs for mine, theirs in zip(self, other, strict=True)))
 
     def whole(self) -> Work:
-        """Return the work of whole sequences; rounding errors are dropped when no sequence is left."""
+        """Return the work, or ``NOTHING`` if no sequence is left, so that rounding errors do not accumulate."""
         return self if round(self.sequences) else NOTHING
 
 
@@ -67,10 +67,10 @@ def work_of(num_tokens: int, num_new: int, answer: float, short: float) -> Work:
     """Return the work of one sequence.
 
     Args:
-        num_tokens: number of tokens of its prompt.
-        num_new: number of these tokens that the prefix cache surely does not hold.
+        num_tokens: number of tokens of the sequence's prompt.
+        num_new: number of these tokens whose KV is certainly not in the prefix cache.
         answer: expected number of tokens of the answer.
-        short: largest number of tokens of a prompt that passes longer ones.
+        short: largest number of tokens of a prompt that overtakes longer ones.
     """
     start = num_tokens - num_new
     pairs = (num_tokens * (num_tokens + 1) - start * (start + 1)) / 2
@@ -81,18 +81,18 @@ def work_of(num_tokens: int, num_new: int, answer: float, short: float) -> Work:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The engine's capacity, from its statistics. The defaults are for an engine without statistics.
+    """The engine's capacity according to its statistics. The defaults are for an engine without statistics.
 
     Attributes:
-        rows: number of sequences that can run at once; 0 while unknown.
+        rows: number of sequences that can run at the same time; 0 while it is not known.
         usable: number of these rows for which there are pages.
         running: number of sequences that have a row.
-        deferred, deferred_tokens: number of sequences that wait for a grammar or an adapter, and of their prompts'
-            tokens.
+        deferred, deferred_tokens: number of sequences that wait for a grammar or an adapter, and number of their
+            prompts' tokens.
         tokens_per_second, pairs_per_second: highest speed at which prompts are computed.
-        computed, computed_pairs: amount of the prompts in progress that was computed.
-        short: largest number of tokens of a prompt that passes longer ones.
-        steps: number of steps so far; a new number shows new statistics of the engine.
+        computed, computed_pairs: the amounts of the prompts in progress that are already computed.
+        short: largest number of tokens of a prompt that overtakes longer ones.
+        steps: number of steps so far. A changed number indicates new statistics.
     """
 
     rows: float = 0.0
@@ -109,7 +109,7 @@ class Capacity:
 
     @classmethod
     def told_by(cls, stats: Mapping[str, float]) -> Capacity:
-        """Return the capacity from the statistics of an engine, or from the sums of several engines' statistics."""
+        """Compute the capacity from the statistics of an engine, or from the sums of several engines' statistics."""
         if not stats.get("row_limit"):
             return cls()
         return cls(
@@ -127,23 +127,23 @@ class Capacity:
         )
 
     def prefill_seconds(self, ahead: Work, *, short: bool) -> float:
-        """Return the least seconds until the prompts before a short or a long prompt are computed."""
+        """Return a lower bound of the seconds until the prompts before a short or a long prompt are computed."""
         tokens, pairs = (ahead.short_new, ahead.short_pairs) if short else (ahead.new, ahead.pairs)
         by_tokens = max(0.0, tokens - self.computed) / self.tokens_per_second
         return by_tokens + max(0.0, pairs - self.computed_pairs) / self.pairs_per_second
 
     def own_seconds(self, work: Work) -> float:
-        """Return the least seconds for computing the prompts of a work."""
+        """Return a lower bound of the seconds that the prompts of a work take."""
         return work.new / self.tokens_per_second + work.pairs / self.pairs_per_second
 
     def row_seconds(self, behind: float, hold: float, left: Sequence[float]) -> float:
         """Return the seconds until a number of rows has been released.
 
         Args:
-            behind: number of rows that must be released, above 0.
-            hold: seconds that each sequence before keeps its row.
-            left: seconds for which the sequences with a token still keep their rows. Other running sequences keep
-                theirs for ``hold``. Rows without pages may be used as soon as a row is released.
+            behind: number of rows that must be released; greater than 0.
+            hold: seconds for which each earlier sequence keeps its row.
+            left: remaining seconds for which the sequences with a token keep their rows. Other running sequences keep
+                their rows for ``hold``. A row that lacks pages can be used as soon as another row is released.
         """
         begun = sorted(left)
         computing = max(0, round(self.running) - len(begun))
@@ -156,27 +156,27 @@ class Capacity:
 
 
 class AnswerMeter:
-    """Length of the answers that ended last, and their seconds per token: low estimates of both.
+    """Low estimates of the length of answers and of their seconds per token.
 
-    Each is computed from the last few answers and from the last many, and the smaller figure counts. So shorter or
-    faster answers have an effect at once, and longer or slower ones only once there are many.
+    Each is computed from the last few answers and from the last many answers, and the smaller result is used. So
+    shorter or faster answers take effect at once, and longer or slower ones only after many of them.
     """
 
     def __init__(self) -> None:
         self._ended: deque[tuple[int, float]] = deque(maxlen=_MANY)
 
     def add(self, num_tokens: int, seconds: float) -> None:
-        """Count an answer that had a row for ``seconds`` after its first token."""
+        """Count an answer that occupied a row for ``seconds`` after its first token."""
         self._ended.append((num_tokens, seconds))
 
     @property
     def tokens(self) -> float:
-        """Expected tokens of an answer: the mean less its standard error; 0 while too few have ended."""
+        """Expected number of tokens of an answer: the mean minus its standard error; 0 after too few answers."""
         return min(map(_low_mean, ([each for each, _ in part] for part in self._parts())), default=0.0)
 
     @property
     def seconds_per_token(self) -> float:
-        """Seconds of a row per token; 0 while too few have ended."""
+        """Seconds for which a row is occupied per token; 0 while too few answers have ended."""
         rates = (sum(seconds for _, seconds in part) / sum(tokens for tokens, _ in part) for part in self._parts())
         return min(rates, default=0.0)
 
