@@ -1,1 +1,1 @@
-"""Anthropic's messages API: request models, translation to chats, answers as content blocks and events."""
+"""Anthropic's messages API: request models, translation to chats, and responses as content blocks and events."""

@@ -1,4 +1,4 @@
-"""Translation of Anthropic's messages to chat requests, with the names of Anthropic's fields for errors."""
+"""Chat conversion: translates Anthropic's requests to chats, and field names in errors back to Anthropic's."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def field_names(body: PromptFields) -> FieldNames:
-    """Return the names that the chat's fields have in this request."""
+    """Return the translation from the chat's field names to the names in this request."""
     form = "output_config.format" if body.output_format is None else "output_format"
     return FieldNames(
         (r"\bmessages\b.*", "messages"),
@@ -75,7 +75,7 @@ def as_chat(body: PromptFields) -> ChatRequest:
 
 
 def _template_kwargs(body: PromptFields) -> dict[str, Any]:
-    """Return the chat template's variables. An effort is that of the whole answer: it does not ask for a thought."""
+    """Return the chat template's variables. ``effort`` concerns the whole answer, so it does not request reasoning."""
     effort = body.output_config.effort
     return body.chat_template_kwargs if effort is None else {"reasoning_effort": effort, **body.chat_template_kwargs}
 
@@ -83,7 +83,7 @@ def _template_kwargs(body: PromptFields) -> dict[str, Any]:
 def _tool(tool: CustomTool | OtherTool) -> dict[str, Any]:
     mark = None if tool.cache_control is None else tool.cache_control.model_dump()
     if isinstance(tool, OtherTool):
-        # A custom tool of OpenAI's is another thing than Anthropic's.
+        # A custom tool of Anthropic's is not what OpenAI calls a custom tool.
         return {"type": tool.type, "name": tool.name, "cache_control": mark}
     function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
     return {"type": "function", "function": function, "cache_control": mark}
@@ -97,7 +97,7 @@ def _tool_choice(body: PromptFields) -> Any:
 
 
 def _messages(body: PromptFields) -> list[ChatMessage]:
-    """Translate system and messages. Consecutive messages of a role are one turn."""
+    """Translate ``system`` and ``messages`` to chat messages. Consecutive messages of one role form one turn."""
     system = _system(body.system)
     messages = [ChatMessage(role="system", content=system)] if system else []
     turn: list[Block] = []
@@ -110,10 +110,10 @@ def _messages(body: PromptFields) -> list[ChatMessage]:
 
 
 def _system(content: str | list[TextBlock]) -> str | list[TextPart]:
-    """Return the instructions.
+    """Convert the instructions to the content of a chat message.
 
-    The block that Claude Code sends before the instructions for Anthropic's accounting is left out. It changes with
-    every request, so with it no prefix could be reused, and it has no information for the model.
+    The block that Claude Code puts before the instructions for Anthropic's accounting is left out. It changes with
+    every request, so no prefix after it could be reused, and it contains no information for the model.
     """
     if isinstance(content, str):
         return content
@@ -140,7 +140,7 @@ def _texts(role: Any, texts: list[TextBlock], *, required: bool = False) -> list
 
 
 def _content(texts: list[TextBlock]) -> str | list[TextPart]:
-    """Return the text, in parts where one of them is marked."""
+    """Return the texts as one text, or as parts if one of them has a ``cache_control``."""
     if all(block.cache_control is None for block in texts):
         return text_of_blocks(texts)
     *before, last = texts
@@ -159,7 +159,10 @@ def _tool_message(block: ToolResultBlock) -> ChatMessage:
 
 
 def _result(block: ToolResultBlock) -> str:
-    """Return the text of a result; as chat templates know no failed results, the text says so."""
+    """Return the text of a tool result.
+
+    Chat templates do not distinguish failed results, so the text of one says it.
+    """
     text = text_of_blocks(block.content)
     return f"Error: {text}" if block.is_error else text
 

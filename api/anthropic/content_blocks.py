@@ -1,4 +1,4 @@
-"""Content blocks of Anthropic's messages: text, thinking, tool_use and tool_result; others are refused by name."""
+"""Content blocks of Anthropic's messages: text, thinking, tool_use and tool_result. Other kinds are refused by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NO_TEXT = "must be a string or a list of text blocks"
 
 
 class TextBlock(StrictModel):
-    """A text. Its citations are ignored: what it cites is in its text."""
+    """A text block. Its citations are ignored, because the cited text is part of the text."""
 
     type: Literal["text"]
     text: str
@@ -49,7 +49,7 @@ def _check_assistant(value: Any) -> Any:
 
 
 def _is_of_server(value: Any) -> bool:
-    """Return whether a block is a call or a result of a tool that Anthropic's server or an MCP server runs."""
+    """Return whether a block is a call or a result of a tool that Anthropic's server or an MCP server has run."""
     kind = value.get("type") if isinstance(value, dict) else None
     return isinstance(kind, str) and (kind in ("server_tool_use", "mcp_tool_use") or kind.endswith("_tool_result"))
 
@@ -62,7 +62,7 @@ Texts = Annotated[
 
 
 class ThinkingBlock(StrictModel):
-    """A thought of an earlier turn. Any ``signature`` is taken."""
+    """The reasoning of an earlier turn. Any ``signature`` is accepted."""
 
     type: Literal["thinking"]
     thinking: str
@@ -70,14 +70,14 @@ class ThinkingBlock(StrictModel):
 
 
 class RedactedThinkingBlock(StrictModel):
-    """An encrypted thought of another server's, which is left out."""
+    """Encrypted reasoning from another server. It is left out."""
 
     type: Literal["redacted_thinking"]
     data: str
 
 
 class ToolUseBlock(StrictModel):
-    """A tool call of an earlier turn. ``caller`` of an answer may be sent back and is ignored."""
+    """A tool call of an earlier turn. ``caller``, which responses contain, may be sent back and is ignored."""
 
     type: Literal["tool_use"]
     id: Name
@@ -98,7 +98,7 @@ class ToolResultBlock(StrictModel):
 
 
 class OtherBlock(BaseModel):
-    """A call or result of a tool that another server ran: it is left out."""
+    """A call or a result of a tool that another server has run. It is left out."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -152,7 +152,7 @@ class UserMessage(StrictModel):
 
 
 class AssistantMessage(StrictModel):
-    """A turn of the assistant's, as it was answered."""
+    """A turn of the assistant, as this server or another one has generated it."""
 
     role: Literal["assistant"]
     content: Annotated[
@@ -188,12 +188,12 @@ Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolR
 
 
 def blocks_of(message: UserMessage | AssistantMessage | SystemMessage) -> list[Block]:
-    """Return the content as blocks: a string is one text block."""
+    """Return the content of a message as blocks. A string becomes one text block."""
     if isinstance(message.content, str):
         return [TextBlock(type="text", text=message.content)]
     return list(message.content)
 
 
 def text_of_blocks(content: str | list[TextBlock]) -> str:
-    """Return the text; the texts of several blocks are joined by newlines."""
+    """Return the text of a content. The texts of several blocks are joined by newlines."""
     return content if isinstance(content, str) else "\n".join(block.text for block in content)

@@ -1,7 +1,7 @@
-"""Content blocks of an answer under construction, and their streaming events.
+"""Message blocks: builds the content blocks of an answer and their streaming events.
 
-Events of a block: content_block_start; text_delta, thinking_delta or input_json_delta events; a signature_delta at the
-end of a thought; content_block_stop.
+The events of a block are content_block_start; text_delta, thinking_delta or input_json_delta events; a signature_delta
+at the end of reasoning; content_block_stop.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from ...engine.serving.output_processor import TextDelta
 
 MessageEvent = dict[str, Any]
-"""An event's data, with its ``type``."""
+"""The data of an event, including its ``type``."""
 
 
 class MessageBlocks:
-    """Builds the blocks of one answer.
+    """Builds the content blocks of one answer.
 
     Args:
         parser: parser of tool calls; None without tools.
@@ -33,12 +33,12 @@ class MessageBlocks:
         self.calls = False
         self._parser = parser
         self._blocks: list[dict[str, Any]] = []
-        # The kind of the open block.
+        # Kind of the open block; None if no block is open.
         self._kind: str | None = None
         self._pieces: list[str] = []
 
     def take(self, delta: TextDelta) -> list[MessageEvent]:
-        """Return the events for a delta."""
+        """Add a delta. Returns its events."""
         events = self._add("thinking", delta.reasoning) if delta.reasoning else []
         pieces: list[Any] = [Content(delta.text)] if delta.text else []
         if self._parser is not None:
@@ -48,7 +48,8 @@ class MessageBlocks:
         for piece in pieces:
             match piece:
                 case Content():
-                    # The newline that joins it to the text before a call: here it is a block of its own.
+                    # In chats this newline joins the text to the text before a call. Here the text is a block of its
+                    # own.
                     text = piece.text.removeprefix("\n") if self._kind == "tool_use" else piece.text
                     events += self._add("text", text)
                 case CallStart():
@@ -59,7 +60,7 @@ class MessageBlocks:
         return events
 
     def finish(self) -> list[MessageEvent]:
-        """Close the open block, if any."""
+        """Close the open block, if there is one. Returns its last events."""
         if self._kind is None:
             return []
         kind, text, block, index = self._kind, "".join(self._pieces), self._blocks[-1], len(self._blocks) - 1

@@ -1,4 +1,4 @@
-"""The message object: content, stop reason and usage of one answer, and its server-sent events."""
+"""Message reply: the message object with content, stop reason and usage of one answer, and its server-sent events."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from ...engine.serving.request import TextRequest
     from ...engine.text.field_probabilities import FieldProbability
 
-_SHORT_TTL = 300  # seconds; a longer pin is reported as one of an hour
+_SHORT_TTL = 300  # Seconds. A longer pin is reported as a pin of one hour.
 
 
 class MessageReply(ReplyEnd):
-    """State of one answer.
+    """State of one answer, from its request to its end.
 
     Args:
         body: the request.
         request: the request to the engine.
         model: model name in the answer.
-        output_format: the output format of the answer; its tool calls become blocks.
+        output_format: the output format of the answer; tool calls in it become content blocks.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class MessageReply(ReplyEnd):
         self._blocks = MessageBlocks(tool_parser(output_format))
         self._shows_fields = body.field_probabilities
         self._fields: list[FieldProbability] = []
-        # How many of these were sent in events.
+        # Number of field probabilities that events have contained already.
         self._num_told = 0
         self._num_prompt = len(request.tokens)
         self._is_cut = 0 < request.params.max_tokens < body.max_tokens
@@ -57,9 +57,9 @@ class MessageReply(ReplyEnd):
         return [{"type": "message_start", "message": self._message([])}, {"type": "ping"}]
 
     def take(self, delta: TextDelta) -> list[MessageEvent]:
-        """Add a delta and return its events; the delta with a finish reason ends the message, or sets ``failure``.
+        """Add a delta. Returns its events. A delta with a finish reason ends the message, or sets ``failure``.
 
-        Probabilities of fields are in an event of the text that completes them.
+        The probabilities of fields are part of the event with the text that completes the fields.
         """
         events = self._blocks.take(delta)
         self._fields += delta.fields
@@ -78,7 +78,10 @@ class MessageReply(ReplyEnd):
         return events
 
     def body(self) -> dict[str, Any]:
-        """Return the whole message. Raises ``failure``, and EngineError if the engine did not end it."""
+        """Return the whole message.
+
+        Raises ``failure`` if it is set, and EngineError if the engine did not end the message.
+        """
         self.ended()
         fields = {"field_probabilities": field_probabilities(self._fields)} if self._shows_fields else {}
         return self._message(self._blocks.content()) | fields
@@ -109,7 +112,7 @@ class MessageReply(ReplyEnd):
         return {"stop_reason": reason, "stop_sequence": None}
 
     def _usage(self) -> dict[str, Any]:
-        """Return the counts. Those of the prompt's tokens add up to all: read, newly pinned and others."""
+        """Return the usage. The prompt's tokens are the sum of three counts: read from the cache, newly pinned, others."""
         usage = Usage(self._num_prompt, 0, 0) if self._finish is None else self._finish.usage
         created = max(0, usage.pinned - usage.cached)
         long = max(0, min(usage.pinned, self._num_long) - usage.cached)
@@ -131,7 +134,7 @@ async def message_events(reply: MessageReply, deltas: Deltas, request_id: str) -
     """Yield the server-sent events of a message.
 
     The first event waits for the engine's first deltas, so that a refused request still gets an HTTP status. A later
-    error is an ``error`` event, the last one.
+    error becomes an ``error`` event, which is the last event.
     """
     events: list[MessageEvent] = []
     begun = False

@@ -47,7 +47,7 @@ def _check_at_once(value: bool) -> bool:
 
 
 class CustomTool(StrictModel):
-    """A tool of the client's. ``input_schema`` is enforced whether it is ``strict`` or not."""
+    """A tool of the client. ``input_schema`` is enforced even if ``strict`` is not set."""
 
     type: Literal["custom"] = "custom"
     name: Id
@@ -68,7 +68,7 @@ AnyTool = Annotated[
 
 
 class AnyToolChoice(StrictModel):
-    """Whether tools are called: as the model likes (auto), at least one (any) or none."""
+    """How many tools must be called: any number (auto), at least one (any), or none."""
 
     type: Literal["auto", "any", "none"]
     disable_parallel_tool_use: bool = False
@@ -98,7 +98,7 @@ Choice = Annotated[
 
 
 class Thinking(StrictModel):
-    """Whether to think, and for how many tokens. Thoughts are shown as they are, or ``omitted``."""
+    """Whether the model reasons, and for how many tokens. The reasoning is shown unchanged, or it is ``omitted``."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Field(ge=1, le=MAX_THINKING_BUDGET)] | None = None
@@ -121,14 +121,14 @@ class JsonOutputFormat(StrictModel):
 
 
 class OutputConfig(StrictModel):
-    """Effort, which the chat template gets as ``reasoning_effort``, and the answer's form."""
+    """The effort, which the chat template gets as ``reasoning_effort``, and the output format of the answer."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: JsonOutputFormat | None = None
 
 
 class PromptFields(StrictModel):
-    """Fields of both routes: what the prompt and its tokens follow from."""
+    """Fields of both routes, which determine the prompt and its tokens."""
 
     ignored: ClassVar[frozenset[str]] = frozenset(
         {
@@ -174,7 +174,7 @@ class PromptFields(StrictModel):
         return self
 
     def _check_calls(self) -> None:
-        """Refuse the result of a call that is not there, or that has one."""
+        """Refuse a result whose call does not exist, or whose call already has a result."""
         calls = ToolCallIds()
         for number, message in enumerate(self.messages):
             if message.role != "assistant":
@@ -195,7 +195,7 @@ class PromptFields(StrictModel):
 
     @property
     def left_out(self) -> list[str]:
-        """Tools that cannot be called, what such tools made, and servers of tools, by place and type."""
+        """Places and types of tools that cannot be called, of blocks that such tools have made, and of tool servers."""
         blocks = [
             f"messages[{number}].content[{index}] {block.type}"
             for number, message in enumerate(self.messages)
@@ -219,7 +219,7 @@ def _texts(block: ToolResultBlock) -> list[TextBlock]:
 
 
 class MessagesRequest(PromptFields, OptionFields):
-    """Anthropic's fields, and some extensions of ours as for chats. ``max_tokens`` of 0 computes the prompt alone."""
+    """Body with Anthropic's fields and extensions as for chats. With ``max_tokens`` 0, only the prompt is computed."""
 
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKEN_COUNT)]
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -247,4 +247,4 @@ class MessagesRequest(PromptFields, OptionFields):
 
 
 class CountTokensRequest(PromptFields):
-    """The fields of a message that the number of its prompt's tokens follows from."""
+    """The fields of a message request that determine the number of its prompt's tokens."""
