@@ -1,4 +1,4 @@
-"""Answer room: counts the answers of unfinished batches as part of their owners' share of the stored files."""
+"""Answer room: counts the answers of unfinished batches in their owners' shares of the stored files."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ logger = logging.getLogger(__name__)
 
 
 class AnswerRoom:
-    """The bytes that each batch holds in a file store for its answers. Belongs to one event loop.
+    """Counts the bytes that each batch occupies in a file store with its answers. Belongs to one event loop.
 
     Args:
-        files: the store; the bytes are counted in its ``FileStore.answers``.
+        files: the file store. The bytes are counted in its ``FileStore.answers``.
     """
 
     def __init__(self, files: FileStore) -> None:
@@ -26,14 +26,17 @@ class AnswerRoom:
         self._held: dict[str, int] = {}
 
     def hold(self, record: BatchRecord, size: int) -> None:
-        """Set the bytes that a batch holds: the size of its answers on the disk, or 0 once they are stored as files."""
+        """Set the bytes that a batch occupies: the size of its answers on disk, or 0 once they are stored as files."""
         self._files.answers.give_back(record.owner, self._held.pop(record.id, 0))
         if size:
             self._files.answers.take(record.owner, size)
             self._held[record.id] = size
 
     async def take(self, record: BatchRecord, size: int) -> None:
-        """Take ``size`` bytes for an answer. Waits while the owner has no room; the batch's ``errors`` say so."""
+        """Reserve ``size`` bytes for an answer.
+
+        Waits while the owner has no room; the batch's ``errors`` report this.
+        """
         while True:
             try:
                 self._files.check_room(record.owner, size)

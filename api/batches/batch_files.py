@@ -1,4 +1,4 @@
-"""Batch files in OpenAI's format: read request lines, append answer lines, make output and error files.
+"""Batch files in OpenAI's format: reads request lines, appends answer lines, and writes output and error files.
 
 A line of the input is ``{"custom_id", "method": "POST", "url", "body"}``. A line of the output is ``{"id", "custom_id",
 "response": {"status_code", "request_id", "body"}, "error": null}``, also for refused requests.
@@ -30,7 +30,7 @@ _ANSWER = b'{"id":"batch_req_'
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """One line of the input: a unique ``custom_id``, ``url`` out of ``ENDPOINTS``, and the request's body."""
+    """One line of the input: a unique ``custom_id``, a ``url`` from ``ENDPOINTS``, and the body of the request."""
 
     custom_id: str
     url: str
@@ -39,7 +39,7 @@ class BatchRequest:
 
 @dataclass(frozen=True, slots=True)
 class BatchResponse:
-    """Answer to a request: HTTP status, request id of the server's log, JSON body."""
+    """Response to a request: the HTTP status, the request id in the server's log, and the JSON body."""
 
     status: int
     request_id: str
@@ -47,7 +47,10 @@ class BatchResponse:
 
 
 class WrongLine(ConfigError):
-    """A line of the input (number ``line``, from 1) is not a valid request. ``code`` is OpenAI's error code."""
+    """Raised if a line of the input is not a valid request.
+
+    ``line`` is its number from 1, ``code`` is OpenAI's error code.
+    """
 
     def __init__(self, name: str, line: int, reason: str, code: str = "invalid_request") -> None:
         super().__init__(f"{name}, line {line}: {reason}")
@@ -57,11 +60,11 @@ class WrongLine(ConfigError):
 
 
 def read_requests(path: Path, endpoint: str | None = None, max_line: int = -1) -> Iterator[BatchRequest]:
-    """Yield the requests of a file; empty lines and a byte order mark are skipped.
+    """Yield the requests of a file. Empty lines and a byte order mark are skipped.
 
     Args:
         endpoint: the only ``url`` allowed; None for any of ``ENDPOINTS``.
-        max_line: bytes of a line, its end not counted; -1 for no limit.
+        max_line: largest number of bytes of a line without its end; -1 for no limit.
 
     Raises:
         WrongLine: a line is not a valid request.
@@ -92,7 +95,7 @@ def read_requests(path: Path, endpoint: str | None = None, max_line: int = -1) -
 
 
 def _request(line: bytes, urls: Sequence[str]) -> BatchRequest:
-    """Parse one line. ValueError with the reason."""
+    """Parse one line. Raises ValueError with the reason."""
     try:
         fields = loads_exact(line)
     except ValueError:
@@ -109,23 +112,23 @@ def _request(line: bytes, urls: Sequence[str]) -> BatchRequest:
     if fields["method"] != "POST" or url not in urls:
         raise ValueError(f"method must be POST and url {'one of ' if len(urls) > 1 else ''}{', '.join(urls)}.")
     if not isinstance(body, dict) or body.get("stream") or body.get("background"):
-        # The answer to a background response is that it is queued.
+        # The response to a background request would only say that it is queued.
         raise ValueError("body must be a JSON object that does not ask for a stream or a background response.")
     return BatchRequest(custom_id, url, body)
 
 
 class BatchOutput:
-    """Append-only file of answers, from which an interrupted batch resumes.
+    """Append-only file of answers. An interrupted batch resumes from it.
 
-    Opening the file truncates a last line cut off by a crash, so that its request is answered again.
+    If a crash has cut off the last line, opening the file truncates this line, so that its request is answered again.
 
     Raises:
-        ConfigError: the file cannot be written, or contains lines that are not answers; then it is not changed.
+        ConfigError: the file cannot be written, or contains lines that are not answers. The file is then not changed.
 
     Attributes:
         done: ``custom_id`` of each answer in the file.
         failed: number of answers with a status other than 200.
-        size: bytes of the file.
+        size: size of the file in bytes.
     """
 
     def __init__(self, path: Path) -> None:
@@ -163,13 +166,13 @@ class BatchOutput:
         return size
 
     def add(self, request: BatchRequest, response: BatchResponse, line: bytes) -> None:
-        """Append an answer's ``line`` with one write to the file. ConfigError if it cannot be written, also in part."""
+        """Append an answer's ``line`` to the file. Raises ConfigError if it cannot be written completely."""
         rest = memoryview(line)
         try:
             while rest:
                 rest = rest[os.write(self._file, rest) :]
         except OSError as error:
-            # Half a line is no answer.
+            # The part of a line that was written is not an answer.
             os.ftruncate(self._file, self.size)
             raise ConfigError(f"the output cannot be written: {error.strerror}.") from error
         self.size += len(line)
@@ -189,7 +192,7 @@ class BatchOutput:
 
 
 def answer_line(request: BatchRequest, response: BatchResponse) -> bytes:
-    """Return the line of an answer."""
+    """Serialize an answer as a line."""
     answer = {"status_code": response.status, "request_id": response.request_id, "body": response.body}
     fields = {"id": _new_id(), "custom_id": request.custom_id, "response": answer, "error": None}
     return dumps_exact(fields) + b"\n"
@@ -206,7 +209,7 @@ _ERRORS = {
 
 
 def answer_lines(answers: Path, *, failed: bool) -> Iterator[bytes]:
-    """Yield the lines with status 200, or with ``failed`` all others."""
+    """Yield the answer lines with status 200, or with ``failed`` all other lines."""
     with answers.open("rb") as file:
         for line in file:
             if (orjson.loads(line)["response"]["status_code"] != 200) == failed:
@@ -214,7 +217,7 @@ def answer_lines(answers: Path, *, failed: bool) -> Iterator[bytes]:
 
 
 def unanswered_lines(source: Path, answers: Path, outcome: str) -> Iterator[bytes]:
-    """Yield an error line for each request of ``source`` without an answer; ``outcome`` is cancelled or expired."""
+    """Yield an error line for each unanswered request of ``source``. ``outcome`` is ``cancelled`` or ``expired``."""
     with answers.open("rb") as file:
         done = {orjson.loads(line)["custom_id"] for line in file}
     code, message = _ERRORS[outcome]
@@ -225,7 +228,7 @@ def unanswered_lines(source: Path, answers: Path, outcome: str) -> Iterator[byte
 
 
 def sum_usage(answers: Path) -> dict[str, int]:
-    """Sum the tokens of all successful answers: input, cached (part of input), output."""
+    """Sum the tokens of all successful answers: input, cached (a part of input) and output."""
     counts = {"input": 0, "cached": 0, "output": 0}
     for line in answer_lines(answers, failed=False):
         usage: dict[str, Any] = orjson.loads(line)["response"]["body"].get("usage") or {}

@@ -1,9 +1,9 @@
 """Batch service: accepts batches, answers them beside live traffic, and resumes them after a crash.
 
 Each worker appends an answer to the batch's answer file before it sends its next request. After a crash, the requests
-without a line in this file are answered. If the disk has no space for an answer, the answer is kept in memory and its
-worker waits until there is space. So a request is answered twice only if the server ended after an answer and before
-its line was written; even then its usage counts once.
+without a line in this file are answered. If the disk has no space for an answer, the answer is kept in memory, and its
+worker waits until there is space. So a request is answered twice only if the server ended after the answer was
+generated and before its line was written. Even then its usage counts once.
 """
 
 from __future__ import annotations
@@ -45,14 +45,15 @@ from .batch_work import answer_all
 from .fair_slots import FairSlots, OwnerTurns
 from .internal_client import InternalClient
 
-MAX_UNFINISHED = 100  # Limit of unfinished batches of one owner.
-# Limit of all batches of one owner.
+MAX_UNFINISHED = 100  # Largest number of unfinished batches of one owner.
+# Largest number of all batches of one owner.
 MAX_RECORDS = 10_000
-MAX_AT_ONCE = 4  # Limit of batches in progress of one owner.
-WORKERS = 16  # Requests in flight for each batch.
-MAX_IN_FLIGHT = 64  # Requests in flight for all batches, shared evenly by the owners.
-MAX_FILE_CALLS = 4  # Calls at a time that read or write files. A tenant may use half of them.
-LEAST_IN_FLIGHT = 4  # Requests in flight of an owner when other owners already use all of the above.
+MAX_AT_ONCE = 4  # Largest number of batches in progress of one owner.
+WORKERS = 16  # Largest number of requests in flight of one batch.
+MAX_IN_FLIGHT = 64  # Largest number of requests in flight of all batches. They are shared evenly by the owners.
+MAX_FILE_CALLS = 4  # Largest number of concurrent calls that read or write files. One tenant may use half of them.
+# Number of requests in flight that an owner may have even if other owners use all of ``MAX_IN_FLIGHT``.
+LEAST_IN_FLIGHT = 4
 _POLL_SECONDS = 0.5
 _RETRY_SECONDS = 30.0  # Seconds between two attempts to write to the folder.
 
@@ -61,18 +62,23 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FindCaller = Callable[[str, str, str], Caller | None]
-"""(owner, name of its key, path) -> caller of a request; None if the key no longer exists."""
+"""Type of a function that returns the caller of a request from the owner, the name of the owner's key and the path.
+
+It returns None if the key no longer exists.
+"""
 
 
 class BatchService:
-    """Files and batches in a folder, locked against other processes. Belongs to one event loop.
+    """Stores and processes files and batches in a folder, which is locked against other processes.
+
+    Belongs to one event loop.
 
     Args:
         folder: folder of the files and batches; created if missing.
-        max_bytes: limit of the bytes of all files together.
+        max_bytes: largest size of all files together in bytes.
         find_caller: see ``FindCaller``.
-        max_upload: limit of the bytes of one file.
-        max_line: limit of the bytes of one request in a file.
+        max_upload: largest size of one file in bytes.
+        max_line: largest size of one request in a file in bytes.
 
     Raises:
         ConfigError: the folder cannot be used, or another server uses it.
@@ -110,22 +116,25 @@ class BatchService:
         self._threads = TenantThreads(MAX_FILE_CALLS, "batch-files")
 
     async def on_thread(self, owner: str, call: Callable[[], T]) -> T:
-        """Run a call on files of the owner on another thread; return its result. Raises its exception, or NoThread."""
+        """Run a call on files of the owner on another thread.
+
+        Returns its result, or raises its exception or NoThread.
+        """
         return await self._threads.call(owner, call)
 
     def resume(self, client: InternalClient) -> None:
-        """Resume all unfinished batches, with requests through ``client``. Called once the server is ready."""
+        """Resume all unfinished batches; ``client`` sends their requests. Must be called once the server is ready."""
         self._client = client
         for record in self.records.running:
             self._start(record)
 
     def stop(self) -> None:
-        """Cancel the requests in flight; ``resume`` sends them again."""
+        """Cancel the requests in flight. ``resume`` sends them again."""
         for task in self._tasks.values():
             task.cancel()
 
     async def close(self) -> None:
-        """Stop and unlock the folder."""
+        """Stop all batches, and unlock the folder."""
         self.stop()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         os.close(self._lock)
@@ -137,8 +146,9 @@ class BatchService:
         """Create a batch and start it.
 
         Raises:
-            HTTPError: 429 if the owner has ``MAX_UNFINISHED`` unfinished batches, 413 if it has no room for answers.
-            OSError: the record cannot be written; there is no batch then.
+            HTTPError: 429 if the owner has ``MAX_UNFINISHED`` unfinished batches, 413 if the owner has no room for
+                answers.
+            OSError: the record cannot be written. No batch is then created.
         """
         owner = caller.key.tenant
         own = self.records.of(owner)
@@ -156,14 +166,14 @@ class BatchService:
         return record
 
     def cancel(self, record: BatchRecord) -> None:
-        """End a batch with the answers so far. A batch that is finalizing or has ended does not change."""
+        """End a batch with the answers so far. A batch that is being finalized or has ended is not changed."""
         if record.status not in ("validating", "in_progress"):
             return
         record.outcome = "cancelled"
         self.records.mark(record, "cancelling")
         try:
             self.records.save(record)
-        except OSError as error:  # `_advance` saves the record before it ends the batch.
+        except OSError as error:  # `_advance` saves the record again before it ends the batch.
             logger.error("batch %s is cancelled, and waits for its folder: %s", record.id, error)
         if (task := self._tasks.get(record.id)) is not None:
             task.cancel()
@@ -177,7 +187,7 @@ class BatchService:
         self._tasks[record.id] = asyncio.get_running_loop().create_task(self._run(record, previous))
 
     async def _run(self, record: BatchRecord, previous: asyncio.Task[None] | None) -> None:
-        """Process a batch from its present state to its end, once its ``previous`` task has ended."""
+        """Process a batch from its current state to its end, after its ``previous`` task has ended."""
         if previous is not None:
             await asyncio.gather(previous, return_exceptions=True)
         try:
@@ -188,7 +198,10 @@ class BatchService:
                 del self._tasks[record.id]
 
     async def _attempt(self, record: BatchRecord) -> bool:
-        """Return whether the batch has ended; False if the folder could not be written, as on a full disk."""
+        """Try to process a batch.
+
+        Returns whether it has ended; False if the folder cannot be written, as on a full disk.
+        """
         try:
             await self._advance(record)
         except (OSError, ConfigError, NoThread) as error:
@@ -221,7 +234,7 @@ class BatchService:
         return None
 
     async def _validate(self, record: BatchRecord, path: Path) -> bool:
-        """Return whether the input is a valid batch file. If it is not, the batch fails with the reason."""
+        """Return whether the input is a valid batch file. If it is not valid, the batch fails with the reason."""
         try:
             record.counts.total = await self.on_thread(
                 record.owner, lambda: sum(1 for _ in read_requests(path, record.endpoint, self._max_line))
@@ -236,8 +249,8 @@ class BatchService:
     async def _answer(self, record: BatchRecord, path: Path) -> None:
         """Answer the requests that have no answer yet, until all have one or the batch expires.
 
-        A batch that waits for its turn keeps no file open, as there may be more batches than a process can have open
-        files.
+        A batch that waits for its turn keeps no file open, because there may be more batches than the files that a
+        process can open.
         """
 
         async def post(request: BatchRequest) -> tuple[int, Mapping[str, str], bytes]:
@@ -259,7 +272,8 @@ class BatchService:
                 with await self.on_thread(record.owner, opened) as output:
                     self._room.hold(record, output.size)
                     remaining = (request for request in read_requests(path) if request.custom_id not in output.done)
-                    # A thread reads, as many answered requests may precede the next one, and a line may be long.
+                    # A thread reads the next request, because many answered requests may precede it, and a line may be
+                    # long.
                     next_request = partial(self.on_thread, record.owner, partial(next, remaining, None))
                     keep = partial(self._write, record, output)
                     await answer_all(post, next_request, keep, concurrency=WORKERS, fields={})
@@ -279,7 +293,7 @@ class BatchService:
     async def _write(
         self, record: BatchRecord, output: BatchOutput, request: BatchRequest, response: BatchResponse
     ) -> None:
-        """Write an answer; if there is no room or no space for it, try again until there is."""
+        """Write an answer. If the owner or the disk has no room for it, wait and try again."""
         line, failed = answer_line(request, response), False
         await self._room.take(record, len(line))
         while True:
@@ -294,7 +308,10 @@ class BatchService:
         self._count(record, output)
 
     def _recount(self, record: BatchRecord) -> int:
-        """Count the answers in the batch's file and return its bytes. The file is created if the batch had no turn."""
+        """Count the answers in the batch's file.
+
+        Returns the file's size in bytes. Creates the file if the batch had no turn.
+        """
         with BatchOutput(self.records.answers_path(record)) as output:
             self._count(record, output)
             return output.size
@@ -303,10 +320,11 @@ class BatchService:
         record.counts.completed, record.counts.failed = len(output.done) - output.failed, output.failed
 
     async def _finalise(self, record: BatchRecord, path: Path) -> None:
-        """Write the output and error files. After a crash this is repeated with the same file ids."""
+        """Write the output file and the error file. After a crash this is repeated with the same file ids."""
         answers = self.records.answers_path(record)
         for file_id in (record.output_file_id, record.error_file_id):
-            # The file of an earlier attempt is deleted: its bytes would count in addition to the answers'.
+            # The file of an earlier attempt is deleted, because its bytes would count in addition to those of the
+            # answers.
             if (file := self.files.get(record.owner, file_id or "")) is not None:
                 self.files.delete(file)
         if record.output_file_id is None:
@@ -329,7 +347,7 @@ class BatchService:
         answers.unlink(missing_ok=True)
 
     async def _store(self, record: BatchRecord, kind: str, lines: Iterable[bytes]) -> str | None:
-        """Store these lines as a file and return its id; None, and no file, if there are no lines."""
+        """Store lines as a file. Returns the file's id; None, without a file, if there are no lines."""
         file_id = record.output_file_id if kind == "output" else record.error_file_id
         name = f"{record.id}_{kind}.jsonl"
         facts = self.files.new(record.owner, name, "batch_output", 0, record.output_expiry, file_id)
@@ -349,5 +367,5 @@ class BatchService:
 
 
 def _usage_id(record: BatchRecord, request: BatchRequest) -> str:
-    """Return the id under which the usage of a line is counted. It is the same if the line is sent again."""
+    """Return the id under which the usage of a line is counted. It is the same when the line is sent again."""
     return hashlib.sha256(f"{record.id}\0{request.custom_id}".encode()).hexdigest()[:32]

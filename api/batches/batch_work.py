@@ -1,4 +1,4 @@
-"""Answer the requests of a batch file with limited concurrency, by any server; 429 and 503 are retried."""
+"""Batch work: answers the requests of a batch file with limited concurrency, by any server; retries 429 and 503."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ..exact_json import loads_exact
 from .batch_files import BatchRequest, BatchResponse
 
 Post = Callable[[BatchRequest], Awaitable[tuple[int, Mapping[str, str], bytes]]]
-"""Sends a request and returns (status, headers, body). Header lookups are in lower case."""
+"""Sends a request. Returns (status, headers, body). The names of headers are in lower case."""
 Next = Callable[[], Awaitable[BatchRequest | None]]
-"""Returns the next request without an answer, None after the last."""
+"""Returns the next request without an answer; None after the last one."""
 Keep = Callable[[BatchRequest, BatchResponse], Awaitable[None]]
 """Writes an answer to the output."""
 
 _RETRIED = (429, 503)
-_LONGEST_PAUSE = 60.0  # seconds
+_LONGEST_PAUSE = 60.0  # Longest pause in seconds before a retry.
 
 
 async def answer_all(
@@ -29,15 +29,15 @@ async def answer_all(
     concurrency: int,
     fields: Mapping[str, Any],
 ) -> None:
-    """Answer each request once and keep the answer. No request begins before an answer of its worker is kept.
+    """Answer each request once, and write the answers. A worker begins its next request after its answer was written.
 
     Args:
-        next_request: returns each request without an answer, and is not called twice at a time.
-        concurrency: most requests in flight.
-        fields: defaults for fields of the bodies.
+        next_request: returns each request without an answer. There is only one call at a time.
+        concurrency: largest number of requests in flight.
+        fields: default values for fields of the bodies.
 
     Raises:
-        Exception: the first error of ``post``, ``next_request`` or ``keep``; requests in flight are cancelled.
+        Exception: the first error of ``post``, ``next_request`` or ``keep``. Requests in flight are then cancelled.
     """
     turn = asyncio.Lock()
 
@@ -58,7 +58,7 @@ async def answer_all(
 
 
 async def _answer(post: Post, request: BatchRequest, fields: Mapping[str, Any]) -> BatchResponse:
-    """Send one request in the priority class ``batch``; retry 429 and 503 after the server's Retry-After."""
+    """Send one request in the priority class ``batch``. After 429 or 503, retry it after the server's Retry-After."""
     sent = replace(request, body={"priority": "batch", **fields, **request.body})
     while True:
         status, headers, raw = await post(sent)

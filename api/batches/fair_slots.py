@@ -1,6 +1,6 @@
 """Fair slots: limits on the requests of batches in flight, with slots shared evenly by the tenants that have requests.
 
-``OwnerTurns`` limits the batches of each tenant. Both classes forget idle tenants.
+``OwnerTurns`` limits the batches of each tenant. Both classes keep no data about idle tenants.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 
 class OwnerTurns:
-    """A number of turns of each owner. Belongs to one event loop.
+    """Limits the number of concurrent turns of each owner. Belongs to one event loop.
 
     Args:
         count: number of turns of each owner.
@@ -30,7 +30,7 @@ class OwnerTurns:
 
     @asynccontextmanager
     async def hold(self, owner: str) -> AsyncGenerator[None, None]:
-        """Wait for a turn, and hold it inside the block."""
+        """Context manager: wait for a turn, and hold it during the block."""
         turns = self._turns.get(owner)
         if turns is None:
             turns = self._turns[owner] = asyncio.Semaphore(self._count)
@@ -39,10 +39,10 @@ class OwnerTurns:
 
 
 class FairSlots:
-    """A number of slots. Belongs to one event loop.
+    """Limits the number of slots in use, and shares them fairly among owners. Belongs to one event loop.
 
     A free slot goes to the waiting owner that holds the fewest slots. Of several such owners, it goes to the one whose
-    last slot was given longest ago. So a new owner gets its share as soon as others give slots back, and a single owner
+    last slot was given longest ago. So a new owner gets its share as soon as others release slots, and a single owner
     may hold all slots.
 
     Args:
@@ -51,21 +51,22 @@ class FairSlots:
     """
 
     def __init__(self, count: int, least: int = 0) -> None:
-        self._free = count  # free slots; below zero while owners hold the least that each is due
+        # Number of free slots. It is negative while owners hold slots within ``least`` although all slots are in use.
+        self._free = count
         self._least = least
         self._held: Counter[str] = Counter()
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        # By owner: the number of the last slot that it was given. Owners without an entry count as 0.
+        # For each owner, the number of the slot that it was given last. Owners without an entry count as 0.
         self._last: dict[str, int] = {}
         self._num_given = 0
 
     def __len__(self) -> int:
-        """Return the number of owners that hold a slot, wait for one, or are remembered for their turn."""
+        """Return the number of owners that hold a slot, wait for one, or have an entry for their turn."""
         return len(self._held.keys() | self._waiting.keys() | self._last.keys())
 
     @asynccontextmanager
     async def hold(self, owner: str) -> AsyncGenerator[None, None]:
-        """Wait for a slot, and hold it inside the block."""
+        """Context manager: wait for a slot, and hold it during the block."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(owner, deque()).append(turn)
         self._grant()
@@ -105,7 +106,10 @@ class FairSlots:
         self._grant()
 
     def _forget_old(self) -> None:
-        """Forget owners without a slot that were served before all waiting owners. They then count as new."""
+        """Remove the entries of owners without a slot that were served before all waiting owners.
+
+        They then count as new.
+        """
         oldest = min((self._last.get(owner, 0) for owner in self._waiting), default=self._num_given + 1)
         kept = {owner: last for owner, last in self._last.items() if last >= oldest or owner in self._held}
         self._last = kept

@@ -1,4 +1,4 @@
-"""Internal ASGI client: the server sends batch requests to its own routes, without a socket or an API key."""
+"""Internal client: sends batch requests to the server's own routes by ASGI, without a socket or an API key."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ..exact_json import dumps_exact
 
 
 class InternalClient:
-    """Calls the application behind the guard, for a caller identified when the batch was created.
+    """Calls the routes without the guard, for a caller that was identified when the batch was created.
 
     Args:
         app: the routes with their error handlers, without the guard.
-        root: the application that routes see as ``request.app``.
+        root: the application that routes get as ``request.app``.
     """
 
     def __init__(self, app: ASGIApp, root: Any) -> None:
@@ -28,7 +28,7 @@ class InternalClient:
         self._root = root
 
     async def post(self, path: str, body: Mapping[str, Any], caller: Caller) -> tuple[int, Mapping[str, str], bytes]:
-        """Send a request and return (status, headers in lower case, body)."""
+        """Send a request. Returns (status, headers with names in lower case, body)."""
         CURRENT_TENANT.set(caller.key.tenant)
         exchange = _Exchange(dumps_exact(body))
         request_id = uuid.uuid4().hex
@@ -59,7 +59,7 @@ class InternalClient:
 
 
 class _Exchange:
-    """ASGI ``receive`` and ``send`` of one request: provides the body once, collects the response."""
+    """ASGI ``receive`` and ``send`` of one request: provides the body once, and collects the response."""
 
     def __init__(self, body: bytes) -> None:
         self._body: bytes | None = body
@@ -69,7 +69,8 @@ class _Exchange:
 
     async def receive(self) -> Message:
         if self._body is None:
-            await asyncio.Event().wait()  # an internal client never disconnects: its task is cancelled
+            # An internal client never disconnects. If it gives up, the task of the request is cancelled.
+            await asyncio.Event().wait()
         body, self._body = self._body, None
         return {"type": "http.request", "body": body, "more_body": False}
 
