@@ -1,4 +1,4 @@
-"""Errors of calls between the processes of a server: packed to plain values, and unpacked to the same class."""
+"""Call errors: packs errors for calls between the server's processes, and unpacks them to the same class."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import HTTPError, Rejection
 
 
 def pack_error(error: EngineError | HTTPError) -> list[Any]:
-    """Return an error as values that msgpack can write."""
+    """Convert an error to values that msgpack can serialize."""
     if isinstance(error, EngineError):
         failed = failure_of(0, error)
         return ["engine", failed.kind, failed.message, failed.param, failed.code, failed.refusal]
@@ -21,7 +21,7 @@ def pack_error(error: EngineError | HTTPError) -> list[Any]:
 
 
 def unpack_error(values: list[Any]) -> EngineError | HTTPError:
-    """Return the error that ``pack_error`` has packed."""
+    """Convert the values of ``pack_error`` back to the error."""
     what, *values = values
     if what == "engine":
         kind, message, param, code, refusal = values

@@ -1,4 +1,4 @@
-"""Engine multiplexer: lets several clients use one engine. Each client numbers its sequences by itself.
+"""Engine multiplexer: lets several clients use one engine. Each client gives its sequences ids of its own.
 
 client 1: sequence 7  --->                  ---> 41
                            EngineMultiplexer, engine
@@ -18,7 +18,9 @@ from ...engine.serving.engine_like import SequenceEngine
 
 
 class EngineMultiplexer:
-    """Receives an engine's frames, and passes each client its own messages. Belongs to the engine's event loop.
+    """Receives an engine's frames, and passes each client the client's own messages.
+
+    Belongs to the engine's event loop.
 
     Args:
         engine: the engine; the multiplexer sets its ``on_frame`` and ``on_death``.
@@ -27,15 +29,16 @@ class EngineMultiplexer:
     def __init__(self, engine: SequenceEngine) -> None:
         self.engine = engine
         self._numbers = itertools.count(1)
-        # By the engine's number of a sequence: the client, and the client's number.
+        # For each sequence id of the engine: the client, and the client's own id of the sequence.
         self._owners: dict[int, tuple[EngineChannel, int]] = {}
-        self._described: dict[str, set[EngineChannel]] = {}  # By vocabulary: the clients that have sent its tokens.
+        # For each vocabulary, the clients that have sent its tokens.
+        self._described: dict[str, set[EngineChannel]] = {}
         self._clients: list[EngineChannel] = []
         engine.on_frame = self._take
         engine.on_death = self._fail
 
     def open_channel(self) -> EngineChannel:
-        """Return the channel of a new client."""
+        """Return a channel for a new client."""
         client = EngineChannel(self)
         self._clients.append(client)
         return client
@@ -54,7 +57,7 @@ class EngineMultiplexer:
             clients.discard(client)
 
     def number(self, client: EngineChannel, own: int) -> int:
-        """Return a new number of the engine's for a client's sequence."""
+        """Return a new sequence id of the engine for a client's sequence."""
         number = next(self._numbers)
         self._owners[number] = client, own
         return number
@@ -63,7 +66,7 @@ class EngineMultiplexer:
         self._owners.pop(number, None)
 
     def leave(self, client: EngineChannel) -> None:
-        """Remove a client, with the vocabularies that no other client has described."""
+        """Remove a client, and the vocabularies that no other client has sent."""
         self._clients.remove(client)
         for vocabulary in [key for key, clients in self._described.items() if client in clients]:
             # The model's own vocabulary is never dropped.
@@ -106,7 +109,8 @@ class EngineChannel:
 
     def __init__(self, multiplexer: EngineMultiplexer) -> None:
         self._multiplexer = multiplexer
-        self._numbers: dict[int, int] = {}  # The engine's numbers of the sequences that have not ended.
+        # The engine's ids of the sequences that have not ended, by the client's own ids.
+        self._numbers: dict[int, int] = {}
         self.on_frame: Callable[[list[Message]], None] = lambda messages: None
         self.on_death: Callable[[EngineDead], None] = lambda error: None
 
@@ -115,11 +119,14 @@ class EngineChannel:
         return len(self._numbers)
 
     def describe_tokens(self, message: TokenTexts | ForgetTokens) -> None:
-        """Send the bytes of all tokens, before sequences with a grammar, or drop them. Raises EngineDead."""
+        """Send the bytes of a vocabulary's tokens, which grammars need, or tell the engine to drop them.
+
+        Raises EngineDead.
+        """
         self._multiplexer.describe_tokens(self, message)
 
     def submit(self, submits: Sequence[Submit]) -> None:
-        """Start sequences. Raises the engine's error; then none of the sequences runs."""
+        """Submit sequences. If the engine raises an error, none of the sequences runs."""
         numbered = []
         for submit in submits:
             number = self._numbers[submit.id] = self._multiplexer.number(self, submit.id)
@@ -134,16 +141,16 @@ class EngineChannel:
             raise
 
     def abort(self, ids: Iterable[int]) -> None:
-        """End sequences. Numbers of sequences that have ended are ignored."""
+        """Abort sequences. Ids of sequences that have ended are ignored."""
         if known := [self._numbers[own] for own in ids if own in self._numbers]:
             self._multiplexer.engine.abort(known)
 
     def ended(self, own: int) -> None:
-        """Forget a sequence. Called by the multiplexer before the sequence's last message."""
+        """Remove a sequence. The multiplexer calls this before it passes on the sequence's last message."""
         self._numbers.pop(own, None)
 
     def close(self) -> None:
-        """End all sequences of the client. It gets no further message about them."""
+        """Abort all sequences of the client, and remove the client. It gets no further messages."""
         self.on_frame, self.on_death = (lambda messages: None), (lambda error: None)
         self.abort(tuple(self._numbers))
         self._multiplexer.leave(self)

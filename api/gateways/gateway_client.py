@@ -1,6 +1,6 @@
-"""Gateway client: a gateway's connection to the main process, which has the engine, the limits and the stores.
+"""Gateway client: a gateway's connection to the main process, which owns the engine, the limits and the stores.
 
-A ``GatewayTicket`` stands for the resources that a request holds in the main process's limits. ``GatewayLedger`` sends
+A ``GatewayTicket`` represents the resources that a request holds in the main process's limits. ``GatewayLedger`` sends
 usage records to the main process, which writes them.
 """
 
@@ -22,7 +22,7 @@ _GONE = "The server's main process has ended."
 
 
 class GatewayClient:
-    """Sends sequences and calls to the main process. Belongs to one event loop.
+    """Sends sequences and calls to the main process. ``AsyncEngine`` uses it as its engine. Belongs to one event loop.
 
     ``AsyncEngine`` uses it as its engine.
 
@@ -30,12 +30,12 @@ class GatewayClient:
         link: connection to the main process; this object sets its callbacks.
 
     Attributes:
-        on_frame, on_death: see ``EngineClient``; the engine counts as dead when the main process is gone.
-        settings: settings of the server, which the main process sends first.
-        model: facts about the model that the gateway needs, when the model is loaded.
-        draining: set when the server accepts no new requests any more.
-        ended: set when the gateway must end because the server does; running answers are cut off.
-        death: why the engine is gone; None while it is not.
+        on_frame, on_death: see ``EngineClient``. The engine counts as dead when the main process is gone.
+        settings: future of the server's settings, which the main process sends first.
+        model: future of the facts about the model that the gateway needs; done when the model is loaded.
+        draining: set when the server accepts no more new requests.
+        ended: set when the gateway must end because the server ends; running answers are cut off.
+        death: reason for the engine's end; None while it runs.
     """
 
     def __init__(self, link: ProcessLink) -> None:
@@ -54,17 +54,17 @@ class GatewayClient:
         self.death: EngineDead | None = None
 
     def describe_tokens(self, message: TokenTexts | ForgetTokens) -> None:
-        """Send the bytes of all tokens, before the first sequence with a grammar, or drop them."""
+        """Send the bytes of a vocabulary's tokens, which grammars need, or tell the engine to drop them."""
         self._link.send([message])
 
     def submit(self, submits: Sequence[Submit]) -> None:
-        """Start sequences. Raises EngineDead if the main process or the engine is gone."""
+        """Submit sequences. Raises EngineDead if the main process or the engine is gone."""
         if self.death is not None:
             raise EngineDead(str(self.death))
         self._link.send(submits)
 
     def abort(self, ids: Iterable[int]) -> None:
-        """End sequences."""
+        """Abort sequences."""
         self._link.send([Abort(tuple(ids))])
 
     def tell(self, name: str, *values: Any) -> None:
@@ -72,7 +72,7 @@ class GatewayClient:
         self._link.tell(name, *values)
 
     def begin_call(self, name: str, *values: Any) -> asyncio.Future[Any]:
-        """Send a call. The future gets its result, or the error that the main process raised."""
+        """Send a call. Returns a future of its result, or of the error that the main process raised."""
         number = next(self._call_ids)
         reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if not self._link.is_open:
@@ -83,7 +83,10 @@ class GatewayClient:
         return reply
 
     async def call(self, name: str, *values: Any) -> Any:
-        """Return the result of a call. Raises the error that the main process raised, or EngineDead if it is gone."""
+        """Send a call and return its result.
+
+        Raises the error that the main process raised, or EngineDead if it is gone.
+        """
         return await self.begin_call(name, *values)
 
     def _command(self, name: str, values: list[Any]) -> None:
@@ -112,7 +115,7 @@ class GatewayClient:
             reply.set_result(value)
 
     def _closed(self) -> None:
-        """Fail everything that waits for the main process, as that has ended."""
+        """Fail everything that waits for the main process, because that process has ended."""
         for reply in self._calls.values():
             if not reply.done():
                 reply.set_exception(EngineDead(_GONE))
@@ -130,11 +133,11 @@ class GatewayClient:
 
 
 class GatewayTicket:
-    """The queue places and rate limit tokens that a request of this gateway holds: a ticket of the main process.
+    """The queue places and rate limit tokens that a request of this gateway holds in the main process.
 
     Args:
         number: number of the ticket, unique in this gateway.
-        ended: called when it is closed.
+        ended: called when the ticket is closed.
 
     Attributes:
         num_generated: number of tokens of the answers so far.
@@ -150,37 +153,38 @@ class GatewayTicket:
         self.num_told = 0
 
     def take(self, sequence: tuple[int, int], num_tokens: int) -> None:
-        """Count tokens of a sequence. Its first tokens are reported to the main process at once."""
+        """Count tokens of a sequence. The first tokens of a sequence are reported to the main process at once."""
         self.num_generated += num_tokens
         if sequence not in self._begun:
             self._begun.add(sequence)
             self._client.tell("begun", self.number, *sequence, self.news())
 
     def close(self) -> None:
-        """Release everything that the ticket holds."""
+        """Release all resources that the ticket holds."""
         self._ended(self)
         self._client.tell("ended", self.number, self.news())
 
     def news(self) -> int:
-        """Return the number of tokens that were not reported to the main process yet, and count them as reported."""
+        """Return the number of tokens that were not yet reported to the main process, and mark them as reported."""
         count = self.num_generated - self.num_told
         self.num_told = self.num_generated
         return count
 
 
 class GatewayLedger:
-    """Sends usage records to the main process's ``UsageLedger``, which waits for its file if necessary."""
+    """Sends usage records to ``UsageLedger`` in the main process, which waits for its file if necessary."""
 
     def __init__(self, client: GatewayClient) -> None:
         self._client = client
 
     def put(self, record: UsageRecord) -> asyncio.Future[None]:
-        """Send a record. The future is done when the record is in the file, or when writing it was given up."""
+        """Send a record. Returns a future, which is done when the record is in the file or writing it was given up."""
         return self._client.begin_call("record", *astuple(record))
 
     async def until_written(self, written: asyncio.Future[None]) -> None:
         """Wait for a future of ``put``. The main process itself waits at most ``WAIT_SECONDS``."""
         await asyncio.wait((written,), timeout=2 * WAIT_SECONDS)
         if written.done() and not written.cancelled():
-            # If the main process is gone, the exception is read, so that asyncio does not log it.
+            # If the main process is gone, the future has an exception. It is read here, so that asyncio does not log
+            # it.
             written.exception()

@@ -1,6 +1,7 @@
 """Gateway proxy: ASGI middleware that forwards all requests without generation to the main process.
 
-So files, batches, stored responses, adapters, the catalogue and the metrics have one owner, whichever gateway is used.
+So files, batches, stored responses, adapters, the catalogue and the metrics have one owner, whichever gateway a client
+uses.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ OWN_PATHS = frozenset(
 )
 """Paths that a gateway answers itself."""
 
-# Headers that belong to one connection, and those that this process's HTTP server adds.
+# Headers that belong to one connection, and headers that this process's HTTP server adds.
 _OF_CONNECTION = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"expect", b"upgrade", b"te", b"date"})
-# Headers that httpx adds to a request that lacks them.
+# Headers that the HTTP client would add to a request that lacks them.
 _ADDED_BY_CLIENT = ("accept", "accept-encoding", "user-agent", "content-type")
 _CHUNK = 1 << 16
 
 
 class GatewayProxy:
-    """Forwards requests to the main process over its Unix domain socket, and streams bodies both ways.
+    """Forwards requests to the main process over its Unix domain socket, and streams bodies in both directions.
 
     Args:
         app: the gateway's own application, which answers the requests that are not forwarded.
@@ -48,7 +49,7 @@ class GatewayProxy:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
-            # Each request of a WebSocket passes through this proxy again, with its own path.
+            # Each request of a WebSocket connection passes through this proxy again, with its own path.
             scope.setdefault("state", {})[INNER_APP] = self
         if scope["type"] != "http" or self._is_own(scope["path"]):
             await self._app(scope, receive, send)
@@ -111,7 +112,7 @@ class GatewayProxy:
 
 
 class _Sent:
-    """ASGI ``send`` that records whether an answer has begun."""
+    """ASGI ``send`` that records whether a response has begun."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -123,14 +124,14 @@ class _Sent:
 
 
 class _Body:
-    """A request's body in pieces, and ASGI ``receive`` for the messages after it."""
+    """The body of a request in pieces, and an ASGI ``receive`` for the messages after the body."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self._complete = asyncio.Event()
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body. Raises ClientGone if the client disconnects before its end."""
+        """Yield the pieces of the body. Raises ClientGone if the client disconnects before the end of the body."""
         more = True
         while more:
             message = await self._receive()
@@ -147,6 +148,6 @@ class _Body:
             pass
 
     async def after(self) -> Message:
-        """Receive the next message after the body is complete."""
+        """Receive the next message after the whole body."""
         await self._complete.wait()
         return await self._receive()

@@ -1,4 +1,4 @@
-"""Gateway state: the server state of a gateway. Its adapters, limits, ledger and metrics are the main process's."""
+"""Gateway state: the server state of a gateway. The main process owns its adapters, limits, ledger and metrics."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from ...engine.serving.async_engine import AsyncEngine
     from ...engine.serving.request import TextRequest
 
-_MOST_ADAPTERS = 10_000  # Limit of the adapter names that are remembered, each with its tokenizer.
+_MOST_ADAPTERS = 10_000  # Largest number of adapter names that are stored, each with its tokenizer.
 
 
 class GatewayEngine(ModelEngine):
-    """The engine from a gateway's view. The main process reports whether it runs.
+    """The engine as a gateway sees it. The main process reports whether the engine runs.
 
     Attributes:
-        known: adapters that requests of this gateway have named, in their state at that time. Written by
-            ``GatewayDirectory``.
+        known: adapters that requests of this gateway have named, in their state at that time. Only ``GatewayDirectory``
+            writes it.
     """
 
     def __init__(self, options: ServerConfig, client: GatewayClient) -> None:
@@ -56,7 +56,7 @@ class GatewayEngine(ModelEngine):
 
 
 class GatewayDirectory(ModelDirectory):
-    """The names that a gateway serves. The main process resolves every name that may be an adapter's.
+    """Finds models for a gateway. The main process resolves every name that may be an adapter's.
 
     Args:
         enable_lora: whether requests may name adapters.
@@ -71,7 +71,7 @@ class GatewayDirectory(ModelDirectory):
     async def find(
         self, model: str | None, caller: Caller, lora_path: str | None = None, session: str | None = None
     ) -> ModelTarget:
-        """Resolve a model name: a base model's name here, a name that may be an adapter's in the main process."""
+        """Resolve a model name. The gateway resolves names of the base model, and the main process all other names."""
         self._engine.serving()
         if not self._enable_lora or (not lora_path and (not model or model in self.names)):
             return await super().find(model, caller, lora_path, session)
@@ -87,10 +87,11 @@ class GatewayDirectory(ModelDirectory):
 
 
 class GatewayLimits(ServerLimits):
-    """Checks keys in the gateway itself, and has the main process admit requests, which alone counts the limits.
+    """Checks API keys in the gateway, and lets the main process admit requests, because only that process counts the
+    limits.
 
     Args:
-        own: limits of this process; only its keys are used.
+        own: limits of this process, of which only the keys are used.
         state: the state of the gateway.
     """
 
@@ -111,13 +112,13 @@ class GatewayLimits(ServerLimits):
             asked = int(demand.priority), demand.prompts, demand.marks, demand.may_be_deferred, demand.is_strict
             await self._main.call("admit", ticket.number, caller.key.name, asked, model, adapter)
         except BaseException:
-            # The request is cancelled here, but the main process may admit it.
+            # The request is cancelled in this process, but the main process may still admit it.
             ticket.close()
             raise
         return ticket
 
     async def limit_headers(self, key: Key) -> Mapping[str, str]:
-        """Return OpenAI's rate limit headers of a key; none if it was removed or the main process is gone."""
+        """Return OpenAI's rate limit headers for a key; none if the key was removed or the main process is gone."""
         try:
             headers: Mapping[str, str] = await self._main.call("limit_headers", key.name)
         except (EngineError, HTTPError):
@@ -125,7 +126,7 @@ class GatewayLimits(ServerLimits):
         return headers
 
     def progress(self) -> list[tuple[int, int]]:
-        """Return (ticket, tokens) for tokens of running requests that were not reported to the main process yet."""
+        """Return (ticket, tokens) for the tokens of running requests that were not yet reported to the main process."""
         return [
             (number, ticket.news())
             for number, ticket in self._tickets.items()
@@ -137,7 +138,7 @@ class GatewayLimits(ServerLimits):
 
 
 class GatewayState(ServerState):
-    """State for the routes that a gateway answers itself, which are the routes that generate.
+    """Server state for the routes that a gateway answers itself, which are the routes that generate.
 
     Args:
         client: connection to the main process.
@@ -148,7 +149,7 @@ class GatewayState(ServerState):
 
     Attributes:
         relayed: the metrics, which are sent to the main process.
-        main_limits: ``limits``, with the type for the main process's limits.
+        main_limits: the same object as ``limits``, with its more specific type.
     """
 
     def __init__(self, options: ServerConfig, client: GatewayClient, version: str, *, enable_lora: bool) -> None:
@@ -162,5 +163,5 @@ class GatewayState(ServerState):
             self.observers.tracer = open_tracer(options.otlp_traces_endpoint, version)
 
     def serve(self, names: tuple[str, ...], async_engine: AsyncEngine) -> None:
-        """Serve the model, which is loaded now."""
+        """Serve the model, which has been loaded."""
         self.models.names, self.engine.async_engine = names, async_engine

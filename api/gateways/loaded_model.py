@@ -13,11 +13,11 @@ from ...engine.types import SamplingDefaults
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """The facts with which a gateway makes requests.
+    """The facts about a model with which a gateway builds requests.
 
     Attributes:
         names: names of the base model.
-        path: path of its files, for the tokenizer.
+        path: path of the model's files, for the tokenizer.
         ready: limits of the engine.
         defaults: sampling parameters of requests that set none.
     """
@@ -28,7 +28,7 @@ class LoadedModel:
     defaults: SamplingDefaults
 
     def pack(self) -> dict[str, Any]:
-        """Return the facts as values that msgpack can write."""
+        """Convert the facts to values that msgpack can serialize."""
         return {
             "names": self.names,
             "path": str(self.path),
@@ -38,7 +38,7 @@ class LoadedModel:
 
     @classmethod
     def unpack(cls, values: Mapping[str, Any]) -> LoadedModel:
-        """Return the object that ``pack`` has packed."""
+        """Convert the values of ``pack`` back to the object."""
         [ready] = decode(values["ready"])
         assert isinstance(ready, Ready)
         defaults = SamplingDefaults(**values["defaults"])

@@ -1,7 +1,7 @@
 """Main connection: the main process's end of the link to one gateway, with its sequences, calls and tickets.
 
-When the link ends, for any reason, its sequences are aborted, and the resources of its requests are released and
-counted.
+When the link ends, for any reason, the gateway's sequences are aborted, and the resources of its requests are released
+and counted.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ logger = logging.getLogger("rootgraft.gateways")
 
 
 class MainTicket:
-    """The resources held by a gateway's request that the main process has admitted, and its known usage.
+    """The resources of a gateway's request that the main process has admitted, and the usage that is known so far.
 
     Args:
-        ticket: places in the queue, and tokens of the key.
+        ticket: the request's places in the queue, and its tokens within the key's rate limit.
         demand: the demand of the request.
-        key: name of the key.
+        key: name of the API key.
         model: name of the model under which the usage is counted.
-        adapter: None for the base model.
+        adapter: name of the adapter; None for the base model.
 
     Attributes:
         num_generated: number of tokens of the answers that the gateway has reported.
@@ -66,7 +66,7 @@ class MainTicket:
 
     @property
     def prompt_tokens(self) -> int:
-        """Number of tokens of the prompts whose answers have begun, each prompt counted once."""
+        """Number of tokens of the prompts whose answers have begun. Each prompt counts once."""
         return sum(self._demand.prompts[prompt][0] for prompt in {prompt for prompt, _ in self._begun})
 
     def begin(self, sequence: tuple[int, int], num_tokens: int) -> None:
@@ -88,20 +88,20 @@ class MainTicket:
 
 
 class MainConnection:
-    """A gateway's state in the main process: its open sequences, running calls, and admitted requests (``MainTicket``).
+    """The state of one gateway in the main process: its open sequences, running calls, and admitted requests.
 
     Belongs to the event loop of the main process.
 
     Args:
-        name: unique name, also among gateways that are gone.
+        name: unique name, which no earlier gateway had either.
         link: connection to the gateway's process; this object sets its callbacks.
         state: the state of the server.
-        lost: called once when its link has ended.
+        lost: called once when the link has ended.
 
     Attributes:
-        serves: whether it answers requests.
-        started: time of the start, in seconds of the monotonic clock.
-        engine: its channel to the engine; None until the model is loaded.
+        serves: whether the gateway answers requests.
+        started: monotonic time of the gateway's start in seconds.
+        engine: the gateway's channel to the engine; None until the model is loaded.
     """
 
     def __init__(
@@ -130,12 +130,12 @@ class MainConnection:
 
     @property
     def silent_seconds(self) -> float:
-        """Seconds since its last sign of life."""
+        """Seconds since the gateway's last sign of life."""
         return self._watchdog.silent_seconds
 
     @property
     def num_active(self) -> int:
-        """Number of answers that it is generating."""
+        """Number of answers that the gateway is generating."""
         return max(len(self._tickets), self._active)
 
     def begin(self, settings: Mapping[str, Any]) -> None:
@@ -143,7 +143,7 @@ class MainConnection:
         self._link.tell("start", settings)
 
     def serve(self, model: Mapping[str, Any], engine: EngineMultiplexer) -> None:
-        """Send the gateway the facts about the model, which is loaded now, and give it a channel to the engine."""
+        """Send the gateway the facts about the model, which has been loaded, and open an engine channel for it."""
         self.engine = engine.open_channel()
         self.engine.on_frame = self._link.send
         self.engine.on_death = lambda error: self.end(str(error))
@@ -154,15 +154,21 @@ class MainConnection:
         self._link.tell("drain")
 
     def end(self, reason: str) -> None:
-        """Tell the gateway to end. Its running answers end with an error with the text ``reason``."""
+        """Tell the gateway to end. Its running answers end with an error whose text is ``reason``."""
         self._link.tell("end", reason)
 
     def hangs(self, now: float) -> bool:
-        """Return whether the gateway hangs. Called every ``TICK_SECONDS`` with the monotonic clock's seconds."""
+        """Return whether the gateway hangs.
+
+        Must be called every ``TICK_SECONDS`` with the monotonic time in seconds.
+        """
         return self._watchdog.tick(now) is not None
 
     def _take(self, messages: list[Message]) -> None:
-        """Pass messages to the engine. A refused message gets the same reply as from the engine itself."""
+        """Pass messages to the engine.
+
+        If a message is refused, the gateway gets the same reply as from the engine itself.
+        """
         submits = [message for message in messages if isinstance(message, Submit)]
         try:
             if self.engine is None:
@@ -205,7 +211,7 @@ class MainConnection:
                 raise ValueError(f"no command of a gateway: {name}")
 
     def _answer(self, number: int, method: str, arguments: list[Any]) -> None:
-        """Answer a call: at once, or in a task if it has to wait for something."""
+        """Answer a call at once, or in a task if the answer has to wait for something."""
         match method:
             case "admit":
                 self._reply(number, lambda: self._admit(*arguments))
@@ -240,7 +246,7 @@ class MainConnection:
         task.add_done_callback(self._calls.discard)
 
     def _key(self, name: str) -> Key:
-        """Return a valid key. Raises HTTPError 401 for a key that was removed after the gateway had read it."""
+        """Return a valid key. Raises HTTPError 401 for a key that was removed after the gateway had checked it."""
         key = self._state.limits.keys.named(name)
         if key is None:
             raise HTTPError(401, "The API key is not valid any more.", code="invalid_api_key")
@@ -258,7 +264,7 @@ class MainConnection:
         self, key_name: str, model: str | None, timeout: float | None, lora_path: str | None, session: str | None
     ) -> list[Any]:
         key, facts, state = self._key(key_name), RequestFacts(), self._state
-        CURRENT_TENANT.set(key.tenant)  # Applies only to the task of this call.
+        CURRENT_TENANT.set(key.tenant)  # This applies only to the task of this call.
         caller = Caller(key, state.limits.cache_tenant(key), timeout, facts)
         found = await state.models.find(model, caller, lora_path, session)
         info = None if found.adapter is None else state.models.adapters.get(names_in(found.adapter)[0])
@@ -266,7 +272,7 @@ class MainConnection:
         return [found.name, found.adapter, facts.version, facts.adapter_seconds, known]
 
     def _record(self, number: int, record: UsageRecord) -> None:
-        """Take a record at once, as the gateway may end at any moment; reply when it is written."""
+        """Accept a record at once, because the gateway may end at any moment. The reply follows when it is written."""
         if (ledger := self._state.stores.ledger) is not None:
             self._run(number, ledger.until_written(ledger.put(record)))
 

@@ -17,14 +17,17 @@ GatewayProcess = subprocess.Popen[bytes] | ForkedProcess
 
 
 class GatewaySpawn(Protocol):
-    """Starts gateway processes."""
+    """Interface of an object that starts gateway processes."""
 
     async def spawn(self, listening: int, link: int) -> GatewayProcess:
-        """Start a gateway with the descriptors of the listening socket and of its end of the link. Raises OSError."""
+        """Start a gateway with the descriptors of the listening socket and of the gateway's end of the link.
+
+        Raises OSError.
+        """
         ...
 
     def close(self) -> None:
-        """End the process from which gateways are forked. Gateways continue."""
+        """End the process from which gateways are forked. The gateways continue."""
         ...
 
 

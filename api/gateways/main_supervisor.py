@@ -31,12 +31,12 @@ from .main_spawn import ForkedGateways, GatewayProcess, GatewaySpawn
 from .process_link import ProcessLink
 
 END_SECONDS = 10.0
-"""Seconds that gateways have to end after they were told to; then they are killed."""
+"""Seconds that gateways have to end after they were told to. Afterwards they are killed."""
 RETRY_SECONDS = 2.0
-"""Seconds before a gateway that has never served is replaced."""
+"""Seconds before a gateway is replaced that has never served."""
 LAST_SECONDS = 2.0
-"""Seconds for a process to end after it has closed its connection to the main process."""
-_BACKLOG = 2048  # Number of connections that may wait for a gateway.
+"""Seconds that a process has to end after it has closed its connection to the main process."""
+_BACKLOG = 2048  # Largest number of connections that may wait for a gateway.
 
 logger = logging.getLogger("rootgraft.gateways")
 
@@ -46,7 +46,7 @@ class GatewaySupervisor:
 
     Args:
         count: number of gateways.
-        listening: the socket from which all of them accept connections.
+        listening: the socket from which all gateways accept connections.
         state: the state of the server.
         config: the engine's options.
         main_socket: path of the Unix domain socket on which the main process answers HTTP.
@@ -80,11 +80,11 @@ class GatewaySupervisor:
 
     @property
     def num_active(self) -> int:
-        """Number of answers that gateways are generating."""
+        """Number of answers that the gateways are generating."""
         return sum(gateway.num_active for gateway in self._gateways.values())
 
     def status(self) -> GatewaysStatus:
-        """Return the running gateways, and counts of their starts and losses."""
+        """Return the running gateways, and the numbers of their starts and losses."""
         now = time.monotonic()
         return GatewaysStatus(
             tuple(
@@ -104,16 +104,18 @@ class GatewaySupervisor:
         )
 
     async def start(self) -> None:
-        """Start all gateways. They answer that the model is loading."""
+        """Start all gateways. Until ``serve``, they answer that the model is being loaded."""
         self._listening.listen(_BACKLOG)
         for _ in range(self._count):
             await self._start_one()
         self._tick()
 
     async def serve(self, model: LoadedModel, engine: EngineMultiplexer) -> None:
-        """Let the gateways serve a model, which is loaded now, and wait until all that accept connections serve it.
+        """Let the gateways serve a model, which has been loaded.
 
-        Gateways that are started from now on accept no connections before they serve.
+        Waits until all gateways that accept connections serve it.
+
+        Gateways that are started later accept no connections before they serve the model.
         """
         self._model = model.pack(), engine
         listening = tuple(self._gateways.values())
@@ -137,7 +139,7 @@ class GatewaySupervisor:
             gateway.process.kill()
 
     async def close(self, reason: str) -> None:
-        """End the gateways, and wait for them. Running answers end with an error with the text ``reason``."""
+        """End the gateways, and wait for their end. Running answers end with an error whose text is ``reason``."""
         self._closing = True
         if self._timer is not None:
             self._timer.cancel()
@@ -153,7 +155,7 @@ class GatewaySupervisor:
         for gateway in gateways:
             gateway.end(reason)
             if not gateway.serves:
-                # The gateway may not read its link yet.
+                # The gateway is killed, because it may not read its link yet.
                 gateway.process.kill()
         until = asyncio.get_running_loop().time() + END_SECONDS
         while self._gateways and asyncio.get_running_loop().time() < until:
@@ -175,7 +177,7 @@ class GatewaySupervisor:
         self._num_started += 1
         await asyncio.get_running_loop().create_connection(lambda: link, sock=ours)
         if not link.is_open:
-            # The gateway has ended already.
+            # The gateway has already ended.
             return
         self._gateways[gateway.name] = gateway
         gateway.begin(self._settings(is_loaded=self._model is not None))
@@ -194,7 +196,7 @@ class GatewaySupervisor:
         }
 
     def _lose(self, gateway: MainConnection) -> None:
-        """Start another gateway in place of one whose link has ended."""
+        """Start another gateway to replace one whose link has ended."""
         self._gateways.pop(gateway.name, None)
         if self._closing:
             return
@@ -225,7 +227,7 @@ class GatewaySupervisor:
 
 
 def settings_of(values: Mapping[str, Any]) -> tuple[EngineConfig, ServerConfig]:
-    """Return the options in a gateway's settings."""
+    """Parse the engine's and the server's options in a gateway's settings."""
     engine, server = ({name: _plain(value) for name, value in values[what].items()} for what in ("engine", "server"))
     return EngineConfig(**engine), ServerConfig(**server)
 
@@ -235,7 +237,7 @@ def _plain(value: Any) -> Any:
 
 
 def _reap(process: GatewayProcess) -> None:
-    """Wait for a process that has closed its link, and kill it if it does not end."""
+    """Wait for a process that has closed its link. Kill it if it does not end within ``LAST_SECONDS``."""
     try:
         process.wait(timeout=LAST_SECONDS)
     except subprocess.TimeoutExpired:

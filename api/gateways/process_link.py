@@ -1,10 +1,10 @@
-"""Process link: frames between the main process and a gateway over a socketpair. They hold engine messages or commands.
+"""Process link: sends engine messages and commands as frames between the main process and a gateway.
 
     1 byte: 0, then a frame of ``engine.messages``
     1 byte: 1, then a msgpack list of commands, each the list [name, value, ...]
 
-Commands that are sent in one pass of the event loop are in one frame: the other side gets all of them or, if this
-process is killed, none.
+Commands that are sent in one pass of the event loop are in one frame. So the other side gets all of them or, if this
+process is killed, none of them.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class ProcessLink(asyncio.Protocol):
     """One end of a link. Belongs to one event loop.
 
     Attributes:
-        on_messages: called with the messages of each frame of the engine's.
-        on_command: called with name and values of each command.
-        on_closed: called once the other end is gone.
+        on_messages: called with the messages of each frame that contains engine messages.
+        on_command: called with the name and the values of each command.
+        on_closed: called when the other end is gone.
     """
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
         self._reader = FrameReader()
-        self._told: list[list[Any]] = []  # Commands that are sent at the end of this pass.
+        self._told: list[list[Any]] = []  # Commands that are sent at the end of this pass of the event loop.
         self.on_messages: Callable[[list[Message]], None] = lambda messages: None
         self.on_command: Callable[[str, list[Any]], None] = lambda name, values: None
         self.on_closed: Callable[[], None] = lambda: None
@@ -71,13 +71,13 @@ class ProcessLink(asyncio.Protocol):
         self._told.append([name, *values])
 
     def flush(self) -> None:
-        """Send the commands that wait."""
+        """Send the waiting commands."""
         if self._told:
             told, self._told = self._told, []
             self._write(_COMMANDS + cast(bytes, msgpack.packb(told)))
 
     def close(self) -> None:
-        """Close this end, once everything is sent."""
+        """Close this end after everything was sent."""
         self.flush()
         if self._transport is not None:
             self._transport.close()

@@ -2,7 +2,7 @@
 
     gateway: RelayedMetrics --a list of observations, a few times a second--> main process: observe_relayed --> Metrics
 
-So one exposition covers the requests of all gateways, and no counter decreases when a gateway ends.
+So one exposition of metrics covers the requests of all gateways, and no counter decreases when a gateway ends.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def observe_relayed(metrics: Metrics, observed: Sequence[list[Any]], loaded: Con
     """Add a gateway's observations to the metrics.
 
     Args:
-        loaded: names of the adapters that are loaded now.
+        loaded: names of the adapters that are currently loaded.
 
     Raises:
         ValueError: gateways do not relay this kind of observation.
