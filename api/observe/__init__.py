@@ -1,1 +1,1 @@
-"""Observability: log, metrics, tracing, request timers, usage ledger, the live page's data."""
+"""Observability: log, metrics, tracing, request timers, usage ledger, and the data of the live page."""

@@ -1,19 +1,19 @@
-"""Bounded labels: values of a metric's label that come from outside, so many and no more."""
+"""Bounded labels: limit the number of values of a metric's label, because some of these values come from clients."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container
 
 OTHER = "(other)"
-"""Stands for all values beyond the bound. No adapter can have this name."""
+"""Represents all values beyond the limit. No adapter can have this name."""
 
 
 class BoundedLabels:
-    """Limits the values of a label: the first ``most`` values are used unchanged, later ones become ``OTHER``.
+    """Limits the values of a label. The first ``most`` values are used unchanged; later ones become ``OTHER``.
 
     Args:
-        most: number of values that get a series of their own.
-        drop: removes the series of a value, so that another value may get one.
+        most: largest number of values with a series of their own.
+        drop: removes the series of a value, so that another value can get one.
     """
 
     def __init__(self, most: int, drop: Callable[[str], None] = lambda value: None) -> None:
@@ -25,7 +25,7 @@ class BoundedLabels:
         """Return the label of a value.
 
         Args:
-            living: values that may keep a series, None for all. If ``most`` values have a series, the series of values
+            living: values that may keep a series; None for all. If ``most`` values have a series, the series of values
                 that are not in ``living`` are removed.
         """
         if value in self._values:

@@ -1,4 +1,4 @@
-"""Collector of the engine's gauges and counters, read from its last heartbeat at a scrape."""
+"""Engine collector: yields the engine's gauges and counters, which are read from its last heartbeat at each scrape."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ LABELS = ("model_name", "engine")
 
 
 ByEngine = Mapping[str, float | Mapping[str, float]]
-"""Values of a family by the label ``engine``, each one value or one for each value of a further label."""
+"""Values of a metric family by the label ``engine``: one value, or one for each value of a further label."""
 
 
 class EngineCollector:
-    """Yields the families of an engine; an engine with several replicas has a series for each of them.
+    """Yields the metric families of an engine. An engine with several replicas has a series for each of them.
 
     Args:
         stats: returns the last gauges and counters of the whole engine and of the server.
-        engines: returns gauges and counters by replica; none for an engine of one process.
-        adapters: returns the names of adapters that have running and that have waiting sequences.
+        engines: returns the gauges and counters by replica; empty for an engine that is a single process.
+        adapters: returns the names of the adapters with running and with waiting sequences.
         labels: values of ``LABELS``.
     """
 
@@ -78,13 +78,13 @@ class EngineCollector:
     def _values(
         self, key: str, engines: Mapping[str, Mapping[str, float]], whole: Mapping[str, float]
     ) -> dict[str, float]:
-        """Return the values of the replicas that have one, or else the value of the engine as a whole."""
+        """Return the values of the replicas that report one, or else the value of the whole engine."""
         return {name: stats[key] for name, stats in engines.items() if key in stats} or {
             self._engine: whole.get(key, 0.0)
         }
 
     def _tiers(self, engines: Mapping[str, Mapping[str, float]]) -> Iterator[Metric]:
-        """Yield the counts of each tier of KV beside the pool; nothing without tiers."""
+        """Yield the metrics of each KV tier other than the pool; nothing without such tiers."""
         for rows, make in ((KV_TIER_GAUGES, self._gauge), (KV_TIER_COUNTERS, self._counter)):
             for key, name, text in rows:
                 values = {
@@ -112,7 +112,10 @@ class EngineCollector:
         return self._counter("spec_decode_num_accepted_tokens_per_pos", text, values, "position")
 
     def _infos(self) -> Iterator[Metric]:
-        """Yield vLLM's metrics whose labels are their content, ``MODEL_INFOS``; they have no ``model_name``."""
+        """Yield the metrics whose content is in their labels (``MODEL_INFOS``), as in vLLM.
+
+        They have no ``model_name``.
+        """
         if self._facts.max_loras:
             running, waiting = map(",".join, self._adapters())
             names = {"max_lora": str(self._facts.max_loras), "waiting_lora_adapters": waiting}
@@ -147,7 +150,7 @@ class EngineCollector:
         return self._filled(CounterMetricFamily(full_name(name, self._prefix), text, labels=labels), values)
 
     def _filled(self, family: GaugeMetricFamily | CounterMetricFamily, values: ByEngine) -> Metric:
-        """Add a family's values, one for each engine and each value of its last label."""
+        """Add values to a family, one for each engine and each value of the family's last label."""
         for engine, value in values.items():
             if isinstance(value, Mapping):
                 for name, each in value.items():

@@ -1,4 +1,4 @@
-"""Engine facts that metrics tell: lengths, adapter slots, and the labels of vLLM's ``cache_config_info``."""
+"""Engine facts: facts for metrics, such as lengths, adapter slots and the labels of vLLM's ``cache_config_info``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ...engine.config import EngineConfig
     from ...engine.messages import Ready
 
-# Fields of vLLM's CacheConfig (0.33.0) that say nothing here.
+# Fields of vLLM's CacheConfig (0.33.0) that have no meaning for this engine.
 _ABSENT = (
     *("cache_hit_alignment_tokens", "enable_mamba_shared_prefix_checkpoint", "kv_offloading_size"),
     *("kv_cache_dtype_skip_layers", "kv_cache_layout", "kv_cache_memory_bytes", "kv_offloading_backend"),
@@ -23,12 +23,12 @@ _ABSENT = (
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """Facts that are known once the engine is ready; the defaults are for a server that is still loading.
+    """Facts that are known once the engine is ready. The defaults are for a server that is still loading.
 
     Attributes:
         max_model_len: largest number of tokens of prompt and answer together.
-        max_loras: number of slots for adapters; 0 without adapters.
-        max_drafts: largest number of drafts of a sequence in one step; 0 without drafts.
+        max_loras: number of device slots for adapters; 0 without adapters.
+        max_drafts: largest number of draft tokens of a sequence in one step; 0 without speculative decoding.
         cache: labels of ``cache_config_info``.
     """
 
@@ -39,7 +39,7 @@ class EngineFacts:
 
     @classmethod
     def of(cls, config: EngineConfig, ready: Ready) -> EngineFacts:
-        """Return the facts of an engine that is ready."""
+        """Return the facts about an engine that is ready."""
         speculative = config.speculative
         return cls(
             ready.max_model_len,
@@ -50,7 +50,7 @@ class EngineFacts:
 
 
 def _cache_labels(config: EngineConfig, ready: Ready) -> dict[str, str]:
-    """Return the labels: vLLM's fields, as Python prints them; ``None`` for what we have no such thing of."""
+    """Return vLLM's fields as labels, in the form in which Python prints them; ``None`` for what this engine lacks."""
     num_tokens = ready.num_pages * ready.page_size
     known = {
         "_block_size_resolved": True,

@@ -1,4 +1,7 @@
-"""GPU use through NVML, with the optional package ``nvidia-ml-py``: nothing without it, without a driver or a GPU."""
+"""GPU usage: reads it from NVML with the optional package ``nvidia-ml-py``.
+
+Without package, driver or GPU, it is empty.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from ...engine.metric_tables import OWN_PREFIX
 
 ANSWER_SECONDS = 1.0
-"""In which a device has to answer a probe."""
+"""Seconds within which a device has to answer a probe."""
 
 logger = logging.getLogger(__name__)
 
-# Name, help, and how it is read from a device.
+# Name and help text of each metric, and the function that reads it from a device.
 _GAUGES: tuple[tuple[str, str, Callable[[Any, Any], float]], ...] = (
     (
         "gpu_utilization_ratio",
@@ -64,7 +67,7 @@ def open_gpus() -> GpuCollector | None:
 
 
 def _is_visible(nvml: Any, index: int, device: Any) -> bool:
-    """Whether ``CUDA_VISIBLE_DEVICES`` has the device, by number or by the begin of its UUID."""
+    """Return whether ``CUDA_VISIBLE_DEVICES`` includes a device, by its number or the beginning of its UUID."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return True
@@ -74,9 +77,9 @@ def _is_visible(nvml: Any, index: int, device: Any) -> bool:
 
 
 class GpuCollector:
-    """Yields a metric family for each quantity, with the label ``gpu``, the device's number.
+    """Yields a metric family for each quantity. The label ``gpu`` is the device's number.
 
-    A quantity that a device does not report is left out.
+    Quantities that a device does not report are left out.
 
     Args:
         nvml: the module ``pynvml``.
@@ -116,7 +119,7 @@ class GpuCollector:
             for number, device in self._devices.items():
                 try:
                     family.add_metric((number,), read(self._nvml, device))
-                except self._nvml.NVMLError:  # not supported by this device, or the device is lost
+                except self._nvml.NVMLError:  # The device does not support this quantity, or the device is lost.
                     continue
             if family.samples:
                 yield family

@@ -1,4 +1,4 @@
-"""History of throughput and latencies over the last five minutes, for the live page's curves."""
+"""History: throughput and latencies of the last five minutes, for the curves of the live page."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 SECONDS = 2.0
-"""Least time between two points."""
+"""Shortest time in seconds between two points."""
 POINTS = 150
-"""Points kept: five minutes."""
-# A point keeps so many latencies of one kind; further ones are ignored.
+"""Number of points that are kept, for five minutes."""
+# Largest number of latencies of one kind in a point. Further ones are ignored.
 _MOST_LATENCIES = 4096
 
 
@@ -22,14 +22,14 @@ class Point:
     Attributes:
         at: end of the interval, in seconds since the history began.
         generated: sampled tokens per second.
-        prompt: tokens of admitted prompts per second; ``cached`` of them were found in the prefix cache.
+        prompt: tokens of admitted prompts per second. ``cached`` of them were in the prefix cache.
         running, waiting: numbers of sequences at the end of the interval.
-        first: median and 95th percentile of the seconds to the first token; None if there was no first token.
-        between: median and 95th percentile of the seconds between tokens; None if there were none.
-        queued: median and 95th percentile of the seconds from a sequence's arrival at the engine to its first step,
-            over sequences that ended in the interval; None if there were none.
+        first: median and 95th percentile of the time to first token in seconds; None without a first token.
+        between: median and 95th percentile of the seconds between tokens; None without such tokens.
+        queued: median and 95th percentile of the seconds from a sequence's arrival at the engine to its first step, for
+            the sequences that ended in the interval; None without such sequences.
         batch: mean number of sequences in a step; None without a step.
-        drafted: share of the drafts that were accepted; None without drafts.
+        drafted: fraction of the draft tokens that were accepted; None without draft tokens.
     """
 
     at: float
@@ -46,10 +46,10 @@ class Point:
 
 
 class History:
-    """Makes points from the engine's heartbeats and the latencies at the API.
+    """Computes the points from the engine's heartbeats and the latencies in the API process.
 
     Args:
-        clock: seconds, monotonic.
+        clock: returns monotonic time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -67,7 +67,7 @@ class History:
             self._first.append(seconds)
 
     def add_between(self, seconds: float) -> None:
-        """Add the seconds from a sequence's token to its next."""
+        """Add the seconds between two consecutive tokens of a sequence."""
         if len(self._between) < _MOST_LATENCIES:
             self._between.append(seconds)
 
@@ -77,7 +77,7 @@ class History:
             self._queued.append(seconds)
 
     def take(self, stats: Mapping[str, float]) -> None:
-        """Take the engine's gauges and counters; adds a point every ``SECONDS``."""
+        """Process the engine's gauges and counters. Adds a point every ``SECONDS``."""
         now = self._clock()
         if self._last is None:
             self._last = now, stats
@@ -115,7 +115,7 @@ class History:
 
 
 def _percentiles(values: list[float]) -> tuple[float, float] | None:
-    """Return median and 95th percentile, None without values."""
+    """Return the median and the 95th percentile; None without values."""
     if not values:
         return None
     ordered = sorted(values)

@@ -1,4 +1,4 @@
-"""The live page: its static files with their security headers, and a cache of engine snapshots."""
+"""Live page: its static files with their security headers, and a cache of engine snapshots."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ HEADERS: Final[Mapping[str, str]] = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-cache",
 }
-"""No script but our own files, nothing from elsewhere, no frame around it, no hold of it for pages of other origins."""
+"""The page may load only its own files, may not be in a frame, and gives pages of other origins no reference to it."""
 
 FILES: Final[Mapping[str, bytes]] = {path.name: path.read_bytes() for path in sorted(_FOLDER.iterdir())}
-"""All files by name."""
+"""The content of all files by name."""
 
 PATHS: Final = frozenset({"/", "/ui", "/ui/", *(f"/ui/{name}" for name in FILES if name != INDEX)})
-"""Paths of the files, and the root, which leads to them.
+"""Paths of the files, and the root, which redirects to them.
 
-They hold no data, so they need no key; their data comes from ``/ui/state``, which does.
+The files contain no data, so they need no key. Their data comes from ``/ui/state``, which needs a key.
 """
 
 
@@ -59,16 +59,16 @@ def content_type(name: str) -> str:
 
 
 LEAST_SECONDS = 0.5
-"""Least time between two snapshots."""
+"""Shortest time in seconds between two snapshots."""
 PATIENCE = 3.0
-"""Longest wait for a snapshot during a long step, in seconds; then the previous one is returned."""
+"""Longest time in seconds to wait for a snapshot during a long step. Afterwards the previous snapshot is returned."""
 
 
 class EngineWatch:
-    """Snapshots of the engine as JSON, shared by concurrent requests. Belongs to one event loop.
+    """Takes snapshots of the engine as JSON, which concurrent requests share. Belongs to one event loop.
 
     Args:
-        clock: seconds, monotonic.
+        clock: returns monotonic time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

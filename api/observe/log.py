@@ -1,4 +1,4 @@
-"""Logging setup: text, or one JSON object a line; requests are left out of a terminal unless they are asked for."""
+"""Logging setup: text, or one JSON object in a line. In a terminal, requests are logged only if an option is set."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ FIELDS = "fields"
 """Attribute of a log record whose entries become fields of the JSON line."""
 
 ACCESS = "rootgraft.access"
-"""Logger of requests."""
+"""Name of the logger of requests."""
 
-# Loggers of the HTTP clients that huggingface_hub uses: they write a line for each request.
+# Loggers of the HTTP clients that huggingface_hub uses. They write a line for each request.
 _CLIENTS = ("httpx", "httpx2")
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class JsonLines(logging.Formatter):
-    """One object a line: ``time`` (UTC), ``level``, ``logger``, then the record's fields, or else its ``message``."""
+    """Formats a record as a JSON object: ``time`` (UTC), ``level``, ``logger``, and its fields or its ``message``."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, without its newline."""
@@ -39,13 +39,13 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """Time, level, logger and message; a request in words."""
+    """Formats a record as time, level, logger and message. A request is described in words."""
 
     def __init__(self) -> None:
         super().__init__(_TEXT)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """Return the line, without what was raised."""
+        """Return the line without the exception."""
         fields = getattr(record, FIELDS, None)
         if fields is not None:
             record.message = request_words(fields)
@@ -53,7 +53,7 @@ class TextLines(logging.Formatter):
 
 
 def request_words(fields: Mapping[str, Any]) -> str:
-    """Return the values to show from a request's fields: question, model, tokens, times, end, id."""
+    """Describe a request in words, from its fields: method, path, status, model, tokens, times and id."""
     parts = [f"{fields['method']} {fields['path']} {fields['status']} in {fields['seconds']:.2f} s"]
     parts += [f"{name} {fields[name]}" for name in ("error", "model", "adapter", "tenant") if fields.get(name)]
     if (prompt := fields.get("prompt_tokens")) is not None:
@@ -73,8 +73,8 @@ def set_up_log(level: str, form: str, *, log_requests: bool = False) -> None:
     """Log to standard error from ``level`` on, in the form ``text`` or ``json``.
 
     Args:
-        log_requests: whether to log each request. It matters only for text in a terminal, where by default only
-            requests that end in a server error are logged; all other logs always have a line for each request.
+        log_requests: whether to log each request. This applies only to text in a terminal, where by default only
+            requests that end in a server error are logged. All other logs have a line for each request.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if form == "json" else TextLines())

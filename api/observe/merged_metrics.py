@@ -1,4 +1,4 @@
-"""Metrics of several base models as one exposition: series of a family are adjacent and differ in ``model_name``."""
+"""Merged metrics: the metrics of several base models as one exposition. The series differ in ``model_name``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .metrics import Metrics
 
 
 class _MergedRegistry:
-    """Collects the families of several registries; series without a model's label belong to the whole server."""
+    """Collects the metric families of several registries. Series without a model's label belong to the whole server."""
 
     def __init__(self, server: Metrics, models: Sequence[Metrics]) -> None:
         self._server = server
@@ -34,12 +34,12 @@ class _MergedRegistry:
 
 
 def _of_model(sample: Sample, model_name: str) -> Sample:
-    """Return a sample with the label ``model_name``, which samples of a server with one model lack, as vLLM's do."""
+    """Return a sample with the label ``model_name``. On a server with one model some samples lack it, as in vLLM."""
     return sample._replace(labels={**sample.labels, "model_name": model_name})
 
 
 def exposition(server: Metrics, models: Sequence[Metrics], accept: str) -> tuple[bytes, str]:
-    """Return the metrics of a server and of its models in a format of the Accept header, and its content type."""
+    """Return the metrics of a server and its models in a format that the Accept header allows, and the content type."""
     if list(models) == [server]:
         return server.exposition(accept)
     encode, content_type = choose_encoder(accept)

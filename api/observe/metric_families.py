@@ -1,4 +1,4 @@
-"""Metric families of one server: counters and histograms under its prefix, with its labels, in its registry."""
+"""Metric families: create a server's counters and histograms with its prefix and labels, in its registry."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .engine_collector import LABELS
 
 
 class ObservedHistogram(BucketCounts):
-    """Histogram of the registry, for values of every token. Belongs to one event loop."""
+    """Histogram of the registry that is fast enough for values of every token. Belongs to one event loop."""
 
     def __init__(self, name: str, text: str, bounds: Sequence[float], labels: Sequence[str]) -> None:
         super().__init__(bounds)
@@ -23,7 +23,7 @@ class ObservedHistogram(BucketCounts):
         self._labels = labels
 
     def collect(self) -> Iterator[Metric]:
-        """Return the family, as a collector of the registry."""
+        """Yield the metric family. The registry calls this method."""
         histogram = HistogramMetricFamily(self._name, self._text, labels=LABELS)
         histogram.add_metric(self._labels, self.up_to, self._sum)
         yield histogram
@@ -31,11 +31,11 @@ class ObservedHistogram(BucketCounts):
 
 @dataclass(frozen=True, slots=True)
 class MetricFamilies:
-    """Makes the families of one server.
+    """Creates the metric families of one server.
 
     Attributes:
-        prefix: beginning of their names.
-        labels: values of ``LABELS``, which each series has.
+        prefix: prefix of the metrics' names.
+        labels: values of ``LABELS`` in each series.
     """
 
     registry: CollectorRegistry
@@ -43,11 +43,11 @@ class MetricFamilies:
     labels: tuple[str, str]
 
     def counter(self, name: str, text: str, *labels: str) -> Counter:
-        """Return a counter with further labels of these names."""
+        """Create a counter with further labels of these names."""
         return Counter(full_name(name, self.prefix), text, (*LABELS, *labels), registry=self.registry)
 
     def histogram(self, name: str, text: str, bounds: Sequence[float]) -> ObservedHistogram:
-        """Return a histogram with these upper bounds of its buckets."""
+        """Create a histogram with these upper bounds of its buckets."""
         histogram = ObservedHistogram(full_name(name, self.prefix), text, bounds, self.labels)
         self.registry.register(histogram)
         return histogram

@@ -1,4 +1,4 @@
-"""Prometheus metrics, with vLLM's names under our prefix or, on demand, its own, so that its dashboards work unchanged.
+"""Prometheus metrics with vLLM's names, and with this server's prefix or vLLM's, for which vLLM's dashboards work.
 
 At a scrape, gauges and counters of the engine are read from its last heartbeat. Histograms of the engine arrive with
 each heartbeat, and the engine's measurements of a sequence arrive when the sequence ends. Other latencies are measured
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from .replica_view import GatewaysStatus
 
 MOST_ADAPTERS = 200
-"""Adapters with counters of their own; requests of further ones count together."""
+"""Largest number of adapters with counters of their own. Requests of further adapters are counted together."""
 MOST_ERRORS = 64
 
-# No time of creation beside every counter and histogram.
+# Without this call, each counter and histogram would also expose its time of creation.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 _REASONS = ("stop", "length", "abort", "error", "timeout")
@@ -77,7 +77,7 @@ class SequenceHistograms:
 
     Args:
         families: makes the metric families.
-        max_model_len: largest number of tokens of a sequence, up to which the buckets of lengths reach.
+        max_model_len: largest number of tokens of a sequence, which is the largest bound of the histograms of lengths.
     """
 
     def __init__(self, families: MetricFamilies, max_model_len: int) -> None:
@@ -98,7 +98,7 @@ class SequenceHistograms:
         )
 
     def observe_steps(self, histograms: Mapping[str, Sequence[float]]) -> None:
-        """Add the engine's observations by the histogram's name; observations with unknown names are ignored."""
+        """Add the engine's observations by the name of the histogram. Observations with unknown names are ignored."""
         for name, values in histograms.items():
             if (histogram := self._of_steps.get(name)) is not None:
                 for value in values:
@@ -109,7 +109,7 @@ class SequenceHistograms:
             self._of_sequences[name].observe(value)
 
     def observe_end(self, seconds: float, usage: Usage, stats: SequenceStats | None) -> None:
-        """Add a sequence that has ended by itself, as ``Metrics.observe_end``."""
+        """Add a sequence that has ended by itself, like ``Metrics.observe_end``."""
         self.observe(**sequence_values(seconds, usage, stats))
 
     @property
@@ -119,9 +119,9 @@ class SequenceHistograms:
 
 
 class UsageCounters:
-    """Counts requests and tokens by the name of their key, and by their adapter.
+    """Counts requests and tokens by the name of the API key and by the adapter.
 
-    The operator defines the names of keys. Clients may load adapters, so the number of adapter names is limited.
+    The operator defines the names of keys. Clients may load adapters, so the number of adapter labels is limited.
     """
 
     def __init__(self, families: MetricFamilies) -> None:
@@ -134,7 +134,7 @@ class UsageCounters:
     def count(
         self, key: str, adapter: str | None, tokens: TokenCounts, loaded: Container[str], *, requests: int = 1
     ) -> None:
-        """Add the tokens of requests, as ``Metrics.count_usage``."""
+        """Add the tokens of requests, like ``Metrics.count_usage``."""
         amounts = (requests, tokens.prompt, tokens.cached, tokens.completion)
         label = "" if adapter is None else self._adapter_labels.label(adapter, loaded)
         for counters, value in ((self._of_keys, key), (self._of_adapters, label)):
@@ -147,7 +147,7 @@ class UsageCounters:
 
 
 class FailureCounters:
-    """Requests that were not taken, that ended in an error, and that another model took."""
+    """Counts requests that were refused, that ended with an error, or that another model answered."""
 
     def __init__(self, families: MetricFamilies) -> None:
         self._labels = families.labels
@@ -157,17 +157,17 @@ class FailureCounters:
         self._vllm_rejections = _vllm_rejections(families) if families.prefix == VLLM_PREFIX else None
         self._errors = families.counter("request_errors", "Requests that ended in an error, by its code.", "error")
         self._error_labels = BoundedLabels(MOST_ERRORS)
-        # Its labels are the operator's: targets are names of a models file.
+        # The labels are defined by the operator, because targets are names in the models file.
         text = "Requests that another model took, by why and which."
         self._fallbacks = families.counter("fallback_requests", text, "reason", "target")
         for reason in Rejection.REASONS:
             self._rejections.labels(*self._labels, reason)
-        # A series begins at 0, so that its first error is an increase.
+        # A series starts at 0, so that its first error is visible as an increase.
         for code in _ERRORS:
             self._errors.labels(*self._labels, self._error_labels.label(code))
 
     def count_rejection(self, reason: str) -> None:
-        """Count a request that was not taken, as ``Metrics.count_rejection``."""
+        """Count a refused request, like ``Metrics.count_rejection``."""
         self._rejections.labels(*self._labels, reason).inc()
         if self._vllm_rejections is not None and reason in VLLM_REJECTIONS:
             self._vllm_rejections.labels(self._labels[0], VLLM_REJECTIONS[reason]).inc()
@@ -180,7 +180,7 @@ class FailureCounters:
 
 
 def _vllm_rejections(families: MetricFamilies) -> Counter:
-    """Return vLLM's counter of refused requests, whose series do not name the engine."""
+    """Create vLLM's counter of refused requests. Its series have no engine label."""
     name, text = VLLM_PREFIX + "admission_rejections", "Requests that a limit of the queue refused."
     counter = Counter(name, text, ("model_name", "reason"), registry=families.registry)
     for reason in VLLM_REJECTIONS.values():
@@ -193,17 +193,17 @@ class Metrics:
 
     Args:
         stats: returns the engine's last gauges and counters.
-        prefix: beginning of the names of the metrics that vLLM has too: ours or vLLM's. With vLLM's, their buckets
-            equal vLLM's exactly.
-        facts: facts of the engine, once it is ready.
+        prefix: prefix of the metrics that vLLM also has: this server's or vLLM's. With vLLM's prefix, their buckets are
+            exactly vLLM's.
+        facts: facts about the engine, once it is ready.
         gpus: collector of GPU use; None without a GPU.
-        engines: returns the engine's gauges and counters by replica; none for an engine of one process.
-        fleet: returns the status of a fleet; None for an engine of one process.
+        engines: returns the engine's gauges and counters by replica; empty for an engine that is a single process.
+        fleet: returns the status of a fleet; None for an engine that is a single process.
         gateways: returns the status of the gateways; None without gateways.
 
     Attributes:
-        model_name: value of the label.
-        history: some of the metrics over the last minutes.
+        model_name: value of the label ``model_name``.
+        history: some of the metrics over the last minutes, for the live page.
         registry: registry of all collectors.
     """
 
@@ -241,23 +241,23 @@ class Metrics:
         text = "Requests for an answer of a certain form, by its kind."
         self._structured = families.counter("structured_requests", text, "kind")
         self._totals = {name: families.counter(name, text).labels(*self._labels) for name, text in _TOTALS}
-        # vLLM's dashboards read it under this name.
+        # vLLM's dashboards read the metric under this name.
         text = "Requests by route, method and class of status."
         self._http = Counter("http_requests", text, ("handler", "method", "status"), registry=self.registry)
-        # Series whose labels are known begin at 0.
+        # Series whose labels are known start at 0.
         for reason in _REASONS:
             self._success.labels(*self._labels, reason)
         for kind in (*GrammarKind, "tools"):
             self._structured.labels(*self._labels, str(kind))
 
     def on_heartbeat(self, heartbeat: Heartbeat) -> None:
-        """Add the engine's observations since its last heartbeat."""
+        """Add the observations in a heartbeat of the engine."""
         self.history.take(heartbeat.stats)
         self._adapters_in_use = heartbeat.adapters
         self._sequences.observe_steps(heartbeat.histograms)
 
     def observe_prompt(self, num_tokens: int, num_answers: int, max_tokens: int) -> None:
-        """Add the values of a request, once for each of its prompts."""
+        """Add the values of a request. Must be called once for each of its prompts."""
         self._sequences.observe(
             request_prompt_tokens=num_tokens, request_params_n=num_answers, request_params_max_tokens=max_tokens
         )
@@ -268,12 +268,12 @@ class Metrics:
         self.history.add_first(seconds)
 
     def observe_between(self, seconds: float) -> None:
-        """Add the seconds from a sequence's token to its next."""
+        """Add the seconds between two consecutive tokens of a sequence."""
         self._sequences.inter_token.observe(seconds)
         self.history.add_between(seconds)
 
     def observe_end(self, seconds: float, usage: Usage, stats: SequenceStats | None) -> None:
-        """Add a sequence that has ended by itself: seconds from the request, tokens, and the engine's measurements."""
+        """Add a sequence that ended by itself: seconds since the request, token counts, the engine's measurements."""
         self._sequences.observe_end(seconds, usage, stats)
         if stats is not None:
             self.history.add_queued(stats.queued)
@@ -283,26 +283,26 @@ class Metrics:
         return self._sequences.ended
 
     def observe_longest(self, num_tokens: int) -> None:
-        """Add the length of the longest answer to a prompt, once all of them have ended."""
+        """Add the length of the longest answer to a prompt, after all answers have ended."""
         self._sequences.observe(request_max_num_generation_tokens=num_tokens)
 
     def count_end(self, reason: str) -> None:
         self._success.labels(*self._labels, reason).inc()
 
     def count_rejection(self, reason: str) -> None:
-        """Count a refused request; under vLLM's prefix only the requests that vLLM counts too."""
+        """Count a refused request. Under vLLM's prefix, only requests that vLLM also counts are counted."""
         self._failures.count_rejection(reason)
 
     def count_http(self, handler: str, method: str, status: int) -> None:
-        """Count a response by its route's path, "none" for unknown ones, and its status by the first digit."""
+        """Count a response by its route's path ("none" for an unknown path), its method and the class of its status."""
         self._http.labels(handler, method if method in _METHODS else "other", f"{status // 100}xx").inc()
 
     def count_error(self, code: str) -> None:
-        """Count a request that was answered with an error, or whose stream ended in one."""
+        """Count a request that was answered with an error, or whose stream ended with an error."""
         self._failures.count_error(code)
 
     def count_fallback(self, reason: str, target: str) -> None:
-        """Count a request that ``target``, a model or a provider, took in the place of this one."""
+        """Count a request that ``target``, a model or a provider, has answered instead of this model."""
         self._failures.count_fallback(reason, target)
 
     def count_structured(self, kind: str) -> None:
@@ -317,16 +317,16 @@ class Metrics:
     def count_usage(
         self, key: str, adapter: str | None, tokens: TokenCounts, loaded: Container[str], *, requests: int = 1
     ) -> None:
-        """Add the tokens of requests with this key and adapter.
+        """Add the tokens of requests with an API key and an adapter.
 
         Args:
             key: name of the key, "" without keys.
             adapter: None for the base model, whose label is "".
-            loaded: names of adapters that are loaded; only they get series of their own.
+            loaded: names of the loaded adapters. Only these get series of their own.
         """
         self._usage.count(key, adapter, tokens, loaded, requests=requests)
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
-        """Return all metrics in a format of the Accept header, and its content type."""
+        """Return all metrics in a format that the Accept header allows, and the content type."""
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type

@@ -1,4 +1,4 @@
-"""Observers of a server: its metrics, trace exporter, collector of GPU use, and the snapshots of its live page."""
+"""Observers: the metrics, trace exporter, GPU usage collector and live page snapshots of a server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .tracing import Tracer
 
 @dataclass(slots=True)
 class Observers:
-    """Metrics, tracer and other observers of one base model's requests and engine.
+    """The metrics, the tracer and other observers of one base model's requests and engine.
 
     Attributes:
         metrics: metrics of the model; ``ServerState`` creates them again when it learns the model's names and its
@@ -24,7 +24,8 @@ class Observers:
         gpus: collector of GPU use for the metrics; None without a GPU, and in all states but the main one.
         gateways: returns the status of the gateways; None if this process alone answers HTTP.
         watch: snapshots of the engine for the live page.
-        recent: last requests of this process, for the live page; with several models the main model's state holds all.
+        recent: last requests of this process, for the live page. With several models, the main state holds those of all
+            models.
     """
 
     metrics: Metrics

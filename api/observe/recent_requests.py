@@ -1,4 +1,4 @@
-"""Recent requests of a server's process and the sums of their callers, without any text, for the live page."""
+"""Recent requests: the last requests of a server process and sums by caller, without any texts, for the live page."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 MOST_REQUESTS: Final = 50
-"""Requests kept, and as many of those that failed."""
+"""Number of requests that are kept; as many failed requests are kept in addition."""
 MOST_CALLERS: Final = 100
-"""Callers kept: the ones that asked last."""
+"""Number of callers that are kept, those with the latest requests."""
 _SHOWN = (
     *("request_id", "method", "path", "status", "seconds", "key", "tenant", "model", "adapter", "prompt_tokens"),
     *("cached_tokens", "completion_tokens", "first_token_seconds", "finished", "error"),
@@ -24,12 +24,12 @@ class CallerUsage:
     """Sums of one caller since the process began.
 
     Attributes:
-        key: name of its key; empty without keys.
-        tenant: name of the tenant of the key.
+        key: name of the caller's key; "" without keys.
+        tenant: name of the key's tenant.
         requests: number of requests that have ended; ``failed`` of them had an error status or an error in their
             stream.
-        prompt_tokens, cached_tokens, completion_tokens: tokens of its generations.
-        last: time at which its last request ended, in seconds since the epoch.
+        prompt_tokens, cached_tokens, completion_tokens: token counts of the caller's generations.
+        last: time at which the caller's last request ended, in seconds since 1970.
     """
 
     key: str
@@ -48,7 +48,7 @@ class RecentRequests:
     Failed requests are kept separately, so that later successful ones do not displace them.
 
     Args:
-        clock: seconds since the epoch.
+        clock: returns seconds since 1970.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -59,7 +59,7 @@ class RecentRequests:
         self._count = self._failed = 0
 
     def add(self, entry: Mapping[str, Any]) -> None:
-        """Add a request that has ended, as the access log has it."""
+        """Add a request that has ended, given as its entry in the access log."""
         shown = {name: entry[name] for name in _SHOWN if entry.get(name) is not None}
         shown |= {"at": self._clock(), "path": str(entry["path"])[:_LONGEST_PATH]}
         is_failure = entry["status"] >= 400 or entry["status"] == 0 or entry.get("error") is not None
@@ -83,7 +83,7 @@ class RecentRequests:
             setattr(caller, tokens, getattr(caller, tokens) + shown.get(tokens, 0))
 
     def state(self) -> dict[str, Any]:
-        """Return counts, the requests and the failures, the newest first, and the callers, the latest first."""
+        """Return counts, the last requests and failures (newest first), and the callers (latest request first)."""
         return {
             "now": self._clock(),
             "count": self._count,

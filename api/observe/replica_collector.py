@@ -1,4 +1,4 @@
-"""Collectors of replicas and gateways, by state, and of what has happened to them."""
+"""Replica collector: yields metrics on replicas and gateways by state, and on their starts and losses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STATES = ("serving", "starting", "draining")
 
 
 class ReplicaCollector:
-    """Yields the metric families of a fleet; none for an engine of one process.
+    """Yields the metric families of a fleet; none for an engine that is a single process.
 
     Args:
         status: returns the fleet's status; None without a fleet.

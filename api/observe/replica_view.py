@@ -14,11 +14,11 @@ class GatewayStatus:
     """One process that answers HTTP.
 
     Attributes:
-        name: unique name, never used for another gateway.
+        name: unique name, which is never used for another gateway.
         state: serving, starting or draining.
-        up_seconds: seconds since its process was started.
-        silent_seconds: seconds since its last sign of life.
-        active: number of answers that it is generating.
+        up_seconds: seconds since the gateway's process was started.
+        silent_seconds: seconds since the gateway's last sign of life.
+        active: number of answers that the gateway is generating.
     """
 
     name: str
@@ -31,7 +31,7 @@ class GatewayStatus:
 
 @dataclass(frozen=True, slots=True)
 class GatewaysStatus:
-    """All gateways that run, how many were started, and lost, since the start, and whether they serve the model yet."""
+    """All running gateways, the numbers of started and lost ones, and whether they serve the model yet."""
 
     gateways: tuple[GatewayStatus, ...]
     num_started: int
@@ -60,7 +60,7 @@ def gateways_json(status: GatewaysStatus) -> dict[str, Any]:
 
 
 def fleet_json(status: FleetStatus, gateways: GatewaysStatus | None = None) -> dict[str, Any]:
-    """Return a fleet's status as a JSON object, with the status of the gateways, if there are any."""
+    """Return a fleet's status as a JSON object, with the status of the gateways if there are any."""
     bounds = None if status.bounds is None else {"min": status.bounds[0], "max": status.bounds[1]}
     return {
         "object": "fleet",
@@ -80,7 +80,7 @@ def fleet_json(status: FleetStatus, gateways: GatewaysStatus | None = None) -> d
 
 
 def replica_json(replica: ReplicaStatus) -> dict[str, Any]:
-    """Return a replica's status as a JSON object; counters are those since its own start."""
+    """Return a replica's status as a JSON object. Its counters start with the replica."""
     stats = replica.stats
     prompt, cached = (int(stats.get(name, 0)) for name in ("prompt_tokens", "prompt_tokens_cached"))
     return {

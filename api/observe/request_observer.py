@@ -1,4 +1,4 @@
-"""Observer of one HTTP request's deltas: latencies, usage, ends and queue places in one pass."""
+"""Request observer: measures latencies, usage, ends and queue places of one HTTP request from its deltas."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class RequestEnd:
         started: time of admission, in seconds since 1970.
         seconds: seconds from admission to end.
         first_token_seconds: seconds from admission to the first token; None if there was no token.
-        tokens: usage. For a sequence whose end the client did not wait for, the tokens that were delivered.
-        finished: number of sequences by reason of their end.
-        measured: the engine's measurements of the sequences that ended by themselves, added up; None if no sequence
-            did.
-        tokens_per_second: tokens per second of these sequences together, after the first token of each; None without a
-            second token.
+        tokens: token counts. For a sequence that the client did not read to its end, the delivered tokens are counted.
+        finished: number of sequences by finish reason.
+        measured: the engine's measurements of the sequences that ended by themselves, combined by ``together``; None if
+            no sequence did.
+        tokens_per_second: tokens per second of these sequences together, after the first token of each sequence; None
+            without a second token.
     """
 
     started: float
@@ -43,7 +43,7 @@ class RequestEnd:
 
 
 class RequestObserver:
-    """Measures the requests of one HTTP request from their admission to their end. It gets each delta once.
+    """Measures the requests of one HTTP request from their admission to their end. It must get each delta once.
 
     Args:
         metrics: metrics for latencies, lengths and ends.
@@ -63,12 +63,12 @@ class RequestObserver:
         self._last: dict[tuple[int, int], float] = {}
         self._running = {
             (prompt, index): 0 for prompt, request in enumerate(requests) for index in range(request.n)
-        }  # tokens of the sequences that have not ended
+        }  # Numbers of tokens of the sequences that have not ended.
         self._ends: dict[str, int] = {}
-        # The lengths of the answers that have ended, by prompt.
+        # Lengths of the answers that have ended, by prompt.
         self._lengths: dict[int, list[int]] = {}
         self._measured: list[SequenceStats] = []
-        self._num_later = 0  # tokens after the first, of the sequences in `_measured`
+        self._num_later = 0  # Number of tokens after the first ones, of the sequences in `_measured`.
         for request in requests:
             metrics.observe_prompt(len(request.tokens), request.n, request.params.max_tokens)
 
@@ -90,7 +90,7 @@ class RequestObserver:
                 self._count_finish(sequence, delta.finish, now)
 
     def end(self, reason: str) -> RequestEnd:
-        """Count the sequences that did not end by themselves and give back the ticket."""
+        """Count the sequences that did not end by themselves, and release the ticket."""
         for (prompt, _), num_tokens in self._running.items():
             self._count_end(reason)
             if num_tokens:
@@ -133,7 +133,7 @@ class RequestObserver:
 
 
 def together(measured: Sequence[SequenceStats]) -> SequenceStats | None:
-    """Return the measures of a request's sequences as one: the longest times, the largest batch, all pages."""
+    """Combine the measurements of a request's sequences: the longest times, the largest batch, and all pages."""
     if len(measured) < 2:
         return measured[0] if measured else None
     return replace(

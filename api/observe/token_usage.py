@@ -1,4 +1,4 @@
-"""Token usage of one HTTP request over its prompts and the n answers to each, and OpenAI's finish reasons."""
+"""Token usage: sums the tokens of one HTTP request over its prompts and their n answers; OpenAI's finish reasons."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def usage_body(prompt: int, completion: int) -> dict[str, Any]:
-    """Return OpenAI's ``usage`` with the counts that are known before the end."""
+    """Return OpenAI's ``usage`` with the counts that are known before the end of a request."""
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -23,7 +23,7 @@ def usage_body(prompt: int, completion: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """Tokens of one HTTP request: of all prompts (and the cached part), and of all answers (and the drafted part)."""
+    """Token counts of one HTTP request: all prompts and the cached part; all answers and the drafted part."""
 
     prompt: int
     cached: int
@@ -32,7 +32,7 @@ class TokenCounts:
 
 
 class UsageCount:
-    """Sum of the usage that ended sequences report. A prompt counts once, however many answers it gets.
+    """Sums the usage of the sequences that have ended. A prompt counts once, however many answers it gets.
 
     Args:
         drop_completion: whether the client requested no tokens, so that generated tokens do not count.
@@ -46,12 +46,12 @@ class UsageCount:
         self._by_prompt.setdefault(prompt, []).append(usage)
 
     def add_aborted(self, prompt: int, num_prompt: int, num_completion: int) -> None:
-        """Add a sequence that was aborted after its first token; its cached tokens are not known."""
+        """Add a sequence that was aborted after its first token. The number of its cached tokens is not known."""
         cached = min((usage.cached for usage in self._by_prompt.get(prompt, ())), default=0)
         self.add(prompt, Usage(num_prompt, cached, num_completion))
 
     def counts(self) -> TokenCounts:
-        """Return the sum. For the n sequences of a prompt the fewest cached tokens count: the rest was computed."""
+        """Return the sum. For the n sequences of a prompt, the smallest number of cached tokens counts."""
         groups = self._by_prompt.values()
         return TokenCounts(
             sum(group[0].prompt for group in groups),
@@ -76,7 +76,7 @@ class UsageCount:
             "completion_tokens_details": {
                 "reasoning_tokens": sum(usage.reasoning for usage in generated),
                 "accepted_prediction_tokens": drafted,
-                "rejected_prediction_tokens": 0,  # rejected draft tokens are not counted
+                "rejected_prediction_tokens": 0,  # Rejected draft tokens are not counted.
                 "drafted_tokens": drafted,
                 "forced_tokens": sum(usage.forced for usage in generated),
             },
@@ -88,13 +88,10 @@ def _cached(usage: Usage) -> int:
 
 
 def finish_fields(finish: Finish | None) -> dict[str, Any]:
-    """Return a choice's ``finish_reason``, ``stop_reason`` and, if cut off at its budget, ``min_completion_tokens``.
-
-    If a structured answer was completed early to stay within its token budget, its stop reason is ``budget``.
-    ``min_completion_tokens`` is the smallest number of tokens that the grammar permits, if it is known.
+    """Return ``finish_reason``, ``stop_reason`` and, for an answer cut off at its budget, ``min_completion_tokens``.
 
     Raises:
-        EngineError: the engine has sent no end of the sequence, or has aborted it.
+        EngineError: the engine has not ended the sequence, or has aborted it.
     """
     if finish is None:
         raise EngineError("The engine sent no end of the answer.")

@@ -1,7 +1,8 @@
-"""Traces: one span for each admitted request, in OpenTelemetry's conventions for generative AI.
+"""Tracing: writes one span for each admitted request, with OpenTelemetry's conventions for generative AI.
 
-A span is written when the request has ended, with the times of its beginning and end, so a running request needs no
-span object. Without ``--otlp-traces-endpoint`` no library is loaded. Spans never contain texts of prompts and answers.
+A span is written when the request has ended, with the times of the request's beginning and end. So a running request
+needs no span object. Without ``--otlp-traces-endpoint`` no library is loaded. Spans never contain texts of prompts and
+answers.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _EXPORT_SECONDS = 5
 
 
 def open_tracer(endpoint: str, version: str) -> Tracer:
-    """Return a tracer that sends spans by OTLP over HTTP, in batches, on a thread of its own.
+    """Create a tracer that sends spans by OTLP over HTTP, in batches, on a separate thread.
 
     Raises:
         ConfigError: OpenTelemetry is not installed, or the endpoint is not a URL.
@@ -41,7 +42,7 @@ def open_tracer(endpoint: str, version: str) -> Tracer:
 
 
 class Tracer:
-    """Writes spans. Resource and sampling follow OpenTelemetry's environment variables (``OTEL_...``).
+    """Writes spans. OpenTelemetry's environment variables (``OTEL_...``) determine the resource and the sampling.
 
     Args:
         processor: receives the spans.
@@ -58,7 +59,7 @@ class Tracer:
         self._tracer = self._provider.get_tracer("rootgraft", version)
 
     def record(self, caller: Caller, requests: Sequence[TextRequest], end: RequestEnd) -> str:
-        """Write the span of a request that has ended, a child of the span in its headers. Returns the trace's id."""
+        """Write the span of a request that has ended, as a child of the span in its headers. Returns the trace's id."""
         from opentelemetry.trace import SpanKind, Status, StatusCode
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -78,7 +79,7 @@ class Tracer:
         return f"{span.get_span_context().trace_id:032x}"
 
     def close(self) -> None:
-        """Send the spans left. Blocks, for a few seconds at most."""
+        """Send the remaining spans. Blocks for a few seconds at most."""
         self._provider.shutdown()
 
 
