@@ -1,1 +1,1 @@
-"""Ollama's protocol: its bodies as chats and completions of ours, and answers in lines of JSON."""
+"""Ollama's protocol: translates its bodies to chats and completions, and builds responses as lines of JSON."""

@@ -1,4 +1,4 @@
-"""Translation of Ollama's bodies to chats and completions, with the names of Ollama's fields for errors."""
+"""Ollama chat: translates Ollama's bodies to chats and completions, and field names in errors back to Ollama's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_QUOTED = 128
 
 
 def field_names(body: OllamaFields) -> FieldNames:
-    """Return the names that the fields of a chat or a completion have in this request."""
+    """Return the translation from the field names of a chat or a completion to the names in this request."""
     patterns = [
         (r"^(response_format|guided_json)\b(\.json_schema)?(\.schema)?", "format"),
         (r"^max_tokens$", "options.num_predict"),
@@ -32,10 +32,10 @@ def field_names(body: OllamaFields) -> FieldNames:
 
 
 def as_chat(body: OllamaChatRequest | OllamaGenerateRequest) -> ChatRequest:
-    """Translate a request to a chat. An answer continues a last message of the assistant, as Ollama's does.
+    """Translate a request to a chat. As in Ollama, an answer continues a last message of the assistant.
 
     Raises:
-        RequestValidationError: a part is malformed.
+        RequestValidationError: a part of the body is malformed.
         RequestError: the result of a tool does not belong to a call, or the arguments of a call are nested too deeply.
     """
     fields = {**_shared(body), "messages": _messages(body)}
@@ -54,10 +54,12 @@ def as_chat(body: OllamaChatRequest | OllamaGenerateRequest) -> ChatRequest:
 
 
 def as_completion(body: OllamaGenerateRequest, max_tokens: int) -> CompletionRequest:
-    """Translate a request with ``raw``, whose prompt is used unchanged. Raises RequestValidationError.
+    """Translate a request with ``raw``, whose prompt is used unchanged, to a completion.
+
+    Raises RequestValidationError.
 
     Args:
-        max_tokens: limit on the tokens of the answer if the request does not set one.
+        max_tokens: largest number of tokens of the answer, if the request does not set one.
     """
     fields = {"max_tokens": max_tokens, **_shared(body), "prompt": body.prompt, "logprobs": body.num_logprobs}
     with field_names(body).naming_invalid():
@@ -82,8 +84,11 @@ def _messages(body: OllamaChatRequest | OllamaGenerateRequest) -> list[dict[str,
 
 
 def _conversation(messages: Iterable[OllamaMessage]) -> Iterable[dict[str, Any]]:
-    """Yield the messages of a chat. Calls without an id get one of their place, the same in every request."""
-    waiting: list[tuple[str, str]] = []  # calls without a result: name and id
+    """Yield the messages of a chat.
+
+    A call without an id gets one from its place, so it is the same in every request.
+    """
+    waiting: list[tuple[str, str]] = []  # Name and id of each call without a result.
     for number, message in enumerate(messages):
         fields: dict[str, Any] = {"role": message.role, "content": message.content}
         if message.tool_calls:
@@ -102,7 +107,7 @@ def _conversation(messages: Iterable[OllamaMessage]) -> Iterable[dict[str, Any]]
 
 
 def _answered(message: OllamaMessage, number: int, waiting: list[tuple[str, str]]) -> str:
-    """Return the id of the call that a result is of, and take it off those that wait."""
+    """Return the id of the call to which a result belongs, and remove the call from the waiting ones."""
     if message.tool_call_id is not None:
         waiting[:] = [each for each in waiting if each[1] != message.tool_call_id]
         return message.tool_call_id

@@ -1,4 +1,4 @@
-"""Ollama's answers: a stream of objects, one on each line, the last one with the counts; or a single object with all.
+"""Ollama reply: a stream of JSON objects, one in each line and the last one with the counts; or one object for all.
 
 {"model": ..., "created_at": ..., "message": {"role": "assistant", "content": "Hel"}, "done": false}
 {"model": ..., "created_at": ..., "message": {...}, "done": true, "done_reason": "stop", "eval_count": ...}
@@ -34,21 +34,24 @@ _NANOSECONDS = 1_000_000_000
 
 
 class LineStream(EventStream):
-    """Response of lines of JSON, as ``EventStream`` otherwise. A heartbeat is a space before the next line."""
+    """Streaming response of lines of JSON, otherwise like ``EventStream``.
+
+    A heartbeat is a space before the next line.
+    """
 
     media_type = "application/x-ndjson"
     heartbeat_piece = b" "
 
 
 class OllamaReply(ReplyEnd):
-    """State of one answer.
+    """State of one answer, from its request to its end.
 
     Args:
         model: model name in the answer.
         is_chat: whether the answer is for ``/api/chat``; otherwise it is for ``/api/generate``.
-        facts: facts about the request, with the seconds that its adapter took to load.
-        output_format: the output format of the answer; its tool calls become a field.
-        num_logprobs: top logprobs at each position; None for no logprobs.
+        facts: facts about the request, such as the seconds for loading its adapter.
+        output_format: the output format of the answer; tool calls in it become a field.
+        num_logprobs: number of likeliest tokens with logprobs at each position; None for no logprobs.
     """
 
     def __init__(
@@ -67,14 +70,14 @@ class OllamaReply(ReplyEnd):
         # The call whose arguments are arriving.
         self._call: CallStart | None = None
         self._arguments: list[str] = []
-        self._text: list[str] = []  # pieces of the whole answer, as in the next two
+        self._text: list[str] = []  # Pieces of the whole answer's text; the next two lists hold its other parts.
         self._thought: list[str] = []
         self._calls: list[dict[str, Any]] = []
         self._logprobs: list[TokenLogprob] = []
         self._fields: list[FieldProbability] = []
 
     def take(self, delta: TextDelta) -> list[dict[str, Any]]:
-        """Add a delta and return its objects; the one with a finish reason ends the answer, or sets ``failure``."""
+        """Add a delta. Returns its objects. A delta with a finish reason ends the answer, or sets ``failure``."""
         text, calls = self._parsed(delta)
         self._text.append(text)
         self._thought.append(delta.reasoning)
@@ -92,17 +95,20 @@ class OllamaReply(ReplyEnd):
         return found
 
     def body(self) -> dict[str, Any]:
-        """Return the whole answer. Raises ``failure``, and EngineError if the engine did not end it."""
+        """Return the whole answer.
+
+        Raises ``failure`` if it is set, and EngineError if the engine did not end the answer.
+        """
         finish = self.ended()
         whole = self._object("".join(self._text), "".join(self._thought), self._calls, self._logprobs)
         return whole | _field_probabilities(self._fields) | self._end(finish)
 
     def loaded(self) -> dict[str, Any]:
-        """Return the answer to a request that wants the model to be loaded, as it is."""
+        """Return the answer to a request that only asks for the model to be loaded. The model is always loaded."""
         return self._object("", "", [], ()) | {"done": True, "done_reason": "load"}
 
     def _parsed(self, delta: TextDelta) -> tuple[str, list[dict[str, Any]]]:
-        """Return the text of a delta, and the calls that it completes."""
+        """Return the text of a delta without calls, and the calls that it completes."""
         if self._parser is None:
             return delta.text, []
         events = self._parser.push(delta.text)
@@ -161,10 +167,7 @@ class OllamaReply(ReplyEnd):
 
 
 async def reply_lines(reply: OllamaReply, deltas: Deltas) -> AsyncGenerator[bytes, None]:
-    """Yield the lines of an answer. An error after the first line is a further line, which is then the last one.
-
-    The last line waits for the end of ``deltas``, so that no heartbeat can follow it.
-    """
+    """Yield the lines of an answer. An error after the first line becomes a further line, which is the last one."""
     begun, held = False, b""
     try:
         async with aclosing(deltas) as stream:

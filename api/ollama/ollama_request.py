@@ -25,11 +25,11 @@ _LOADING = frozenset(
 
 
 class OllamaOptions(StrictModel):
-    """Ollama's ``options``. Options for loading a model have no effect on answers here, and are ignored.
+    """Ollama's ``options``. Options for loading a model do not affect answers, and are ignored.
 
     Attributes:
-        num_predict: largest number of tokens of the answer; 0 and below for as many as fit.
-        repeat_last_n: number of last tokens to which penalties apply; only -1 for all and 0 for none are supported.
+        num_predict: largest number of tokens of the answer; 0 or a negative number for as many as fit.
+        repeat_last_n: number of last tokens to which penalties apply. Only -1 (all tokens) and 0 (none) are supported.
     """
 
     ignored: ClassVar[frozenset[str]] = _LOADING | {"mirostat_eta", "mirostat_tau"}
@@ -62,7 +62,7 @@ class OllamaOptions(StrictModel):
 
     @property
     def penalties(self) -> dict[str, float | None]:
-        """The penalties that are not neutral, by the names of a chat's fields."""
+        """The penalties that are not neutral, by the field names of chats."""
         given = {
             "repetition_penalty": (self.repeat_penalty, 1.0),
             "presence_penalty": (self.presence_penalty, 0.0),
@@ -100,7 +100,7 @@ Think = Annotated[
 
 
 class CalledFunction(StrictModel):
-    """Function of a call; its arguments are an object."""
+    """The function of a call. Its arguments are an object."""
 
     ignored: ClassVar[frozenset[str]] = frozenset({"index", "description"})
 
@@ -118,7 +118,7 @@ class OllamaCall(StrictModel):
 
 
 class OllamaMessage(StrictModel):
-    """A message. Results of tools come in the order of their calls, or name the tool or the call."""
+    """A message of a chat. Tool results are in the order of their calls, or name the tool or the call."""
 
     refused: ClassVar[Mapping[str, Refusal]] = {"images": _TEXT_ALONE}
 
@@ -137,9 +137,9 @@ class OllamaMessage(StrictModel):
 
 
 class OllamaFields(StrictModel):
-    """Fields of both routes that generate, and ``field_probabilities``, an extension as for chats.
+    """Fields of both routes that generate. ``field_probabilities`` is an extension, as for chats.
 
-    ``keep_alive`` is ignored: it is an option of the server.
+    ``keep_alive`` is ignored, because it is an option of the server.
     """
 
     ignored: ClassVar[frozenset[str]] = frozenset({"keep_alive", "shift", "truncate"})
@@ -163,22 +163,22 @@ class OllamaFields(StrictModel):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Number of top logprobs at each position; None for no logprobs."""
+        """Number of likeliest tokens with logprobs at each position; None for no logprobs."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class OllamaChatRequest(OllamaFields):
-    """Body of ``/api/chat``. No messages: the client wants the model to be loaded."""
+    """Body of ``/api/chat``. A request without messages only asks for the model to be loaded."""
 
     messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES)] = Field(default_factory=list)
     tools: Tools = Field(default_factory=list)
 
 
 class OllamaGenerateRequest(OllamaFields):
-    """Body of ``/api/generate``. With an empty prompt the client only requests that the model be loaded.
+    """Body of ``/api/generate``. A request with an empty prompt only asks for the model to be loaded.
 
     Attributes:
-        raw: whether the prompt is given to the model unchanged, without a chat template.
+        raw: whether the prompt is used unchanged, without a chat template.
     """
 
     refused: ClassVar[Mapping[str, Refusal]] = {
@@ -215,7 +215,7 @@ class OllamaEmbedRequest(StrictModel):
     """Body of ``/api/embed``.
 
     Attributes:
-        truncate: whether a text that is too long is cut; otherwise it is refused.
+        truncate: whether the end of a text that is too long is cut off; otherwise such a text is refused.
     """
 
     ignored: ClassVar[frozenset[str]] = frozenset({"keep_alive", "options"})
@@ -227,7 +227,7 @@ class OllamaEmbedRequest(StrictModel):
 
 
 class OllamaEmbeddingsRequest(StrictModel):
-    """Body of ``/api/embeddings``, the older route of one text."""
+    """Body of ``/api/embeddings``, the older route, for one text."""
 
     ignored: ClassVar[frozenset[str]] = frozenset({"keep_alive", "options"})
 
@@ -236,7 +236,7 @@ class OllamaEmbeddingsRequest(StrictModel):
 
 
 class OllamaShowRequest(StrictModel):
-    """Body of ``/api/show``; ``name`` is the older word for ``model``."""
+    """Body of ``/api/show``. ``name`` is the older name of ``model``."""
 
     ignored: ClassVar[frozenset[str]] = frozenset({"verbose"})
 
