@@ -1,1 +1,1 @@
-"""The HTTP face: routes, protocol, errors, command line."""
+"""API: the HTTP server's routes, protocols, errors and state, and the command line."""

@@ -1,4 +1,4 @@
-"""Options of the HTTP server, in the form of ``engine.config``; the command line is generated from them."""
+"""Options of the HTTP server, declared like those of ``engine.config``. The command line is generated from them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from ..engine.errors import ConfigError
 from ..engine.serving.watchdog import FLEET_HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT, WATCHDOG_TIMEOUT
 from ..fleet.fleet_options import FleetOptions
 
-# "auto" and the formats of api/structured/tool_formats.py, repeated so that the command line need not import it.
+# "auto" and the formats of api/structured/tool_formats.py. They are repeated here, so that the command line need not
+# import that module.
 TOOL_CALL_PARSERS = (
     *("auto", "mistral", "hermes", "llama3_json", "qwen3_coder", "seed_oss", "functionary", "glm45", "glm47"),
     *("minimax_m2", "deepseek_v3", "deepseek_v31", "deepseek_v32", "deepseek_v4", "deepseek_v41", "kimi_k2"),
@@ -20,7 +21,7 @@ TOOL_CALL_PARSERS = (
     *("gemma4", "granite", "granite-20b-fc", "phi4_mini_json", "lfm2", "pythonic", "generic"),
     *("llama4_json", "llama4_pythonic", "qwen3_json", "qwen3_xml", "granite4"),
 )
-# The same for engine/text/reasoning_formats.py.
+# "auto", "none" and the formats of engine/text/reasoning_formats.py, repeated for the same reason.
 REASONING_PARSERS = (
     *("auto", "none", "qwen3", "deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "minimax_m2", "nemotron_v3", "olmo3"),
     *("step3", "seed_oss", "mistral", "cohere_command3", "apertus", "apriel", "granite", "gemma4"),
@@ -40,10 +41,10 @@ RESERVED_TEMPLATE_KWARGS = frozenset(
     )
 )
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+/?")
-# The prefixes in engine/metric_tables.py.
+# The prefixes that engine/metric_tables.py defines.
 METRICS_PREFIXES = ("rootgraft:", "vllm:")
 MOST_REPLICAS = 16
-"""Limit of the engine processes of a server."""
+"""Largest number of engine processes of a server."""
 MOST_GATEWAYS = 16
 _ROLE = re.compile(r"([1-9][0-9]?)([pdb])")
 _ROLES = {"p": "prefill", "d": "decode", "b": "both"}
@@ -53,7 +54,7 @@ _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """Options of the HTTP server. Raises ConfigError for the first option that is out of its bounds."""
+    """Options of the HTTP server. The constructor raises ConfigError for the first option that is out of bounds."""
 
     host: str = option("127.0.0.1", "Address to listen on. 0.0.0.0: reachable from other machines.", group="server")
     port: int = option(8000, "Port to listen on. 0: any free one.", low=0, high=65535, group="server")
@@ -381,7 +382,7 @@ class ServerConfig:
 
     @property
     def most_replicas(self) -> int:
-        """Largest number of replicas that share the machine."""
+        """Largest number of replicas that share the machine at the same time."""
         return self.fleet_options.most_replicas
 
     @property
@@ -399,7 +400,7 @@ class ServerConfig:
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
-        """The object of ``--default-chat-template-kwargs``. Raises ConfigError."""
+        """The JSON object that ``--default-chat-template-kwargs`` contains. Raises ConfigError."""
         flag = "--default-chat-template-kwargs"
         try:
             found = json.loads(self.default_chat_template_kwargs)
@@ -418,7 +419,7 @@ class ServerConfig:
         return found
 
     def _check_tls(self) -> None:
-        """Check that options for certificates come with those that they need. The files are read at the start."""
+        """Check that options for certificates are given together with the options that they need. Reads no files."""
         if self.ssl_certfile is None:
             given = [
                 flag
@@ -440,7 +441,7 @@ class ServerConfig:
             )
 
     def _check_replicas(self) -> None:
-        """Check that the number of replicas is set only once."""
+        """Check that the number of replicas is set by only one option."""
         counts = (
             ("--replicas", self.replicas),
             ("--autoscale", self.autoscale),

@@ -1,4 +1,4 @@
-"""Error responses in the shape of their route's protocol: OpenAI's, Anthropic's, Ollama's, TGI's or Triton's.
+"""Error responses in the format of their route's protocol: OpenAI's, Anthropic's, Ollama's, TGI's or Triton's.
 
 {"type": "error", "error": {"type": "invalid_request_error", "message": ...}, "request_id": ...}    Anthropic
 {"error": "...", "code": ..., "param": ...}                                                         Ollama, Triton
@@ -27,11 +27,11 @@ INFERENCE_FOLDERS = ("/v2/health/", "/v2/models/", "/v2/repository/")
 TGI_PATHS = ("/generate", "/generate_stream", "/", "/info")
 
 HANDLED = (EngineError, RequestValidationError, HTTPException)
-"""Errors that a route may raise. Any other error is a bug."""
+"""Errors that a route may raise deliberately. Any other error is a bug."""
 
 _LONGEST_PATH = 100
 _METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
-_OVERLOADED = 529  # Anthropic's status for an overloaded server. Its clients retry after it.
+_OVERLOADED = 529  # Anthropic's status for an overloaded server. Anthropic's clients retry after it.
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -42,27 +42,27 @@ _TYPES = {
     504: "timeout_error",
     _OVERLOADED: "overloaded_error",
 }
-# This tells the client that it must send whole conversations.
+# This code tells the client that it must send whole conversations.
 _NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": []}
 
 
 def speaks_anthropic(path: str) -> bool:
-    """Whether the path belongs to Anthropic's protocol."""
+    """Return whether a path belongs to Anthropic's protocol."""
     return path == MESSAGES_PATH or path.startswith(MESSAGES_PATH + "/")
 
 
 def speaks_ollama(path: str) -> bool:
-    """Whether the path belongs to Ollama's protocol."""
+    """Return whether a path belongs to Ollama's protocol."""
     return path.startswith(OLLAMA_FOLDER)
 
 
 def speaks_tgi(path: str) -> bool:
-    """Whether the path belongs to the protocol of Text Generation Inference."""
+    """Return whether a path belongs to the protocol of Text Generation Inference (TGI)."""
     return path in TGI_PATHS
 
 
 def speaks_inference(path: str) -> bool:
-    """Whether the path belongs to the Open Inference Protocol."""
+    """Return whether a path belongs to the Open Inference Protocol."""
     return path == "/v2" or path.startswith(INFERENCE_FOLDERS)
 
 
@@ -75,12 +75,12 @@ class TextErrorBody(BaseModel):
 
 
 def text_body(reply: ErrorReply) -> bytes:
-    """Serialize an error in the form of Ollama and Triton, with our code and field beside its text."""
+    """Serialize an error in the format of Ollama and Triton, with this server's code and field added."""
     return orjson.dumps({"error": reply.message, "code": reply.code, "param": reply.param, **reply.details})
 
 
 def tgi_body(reply: ErrorReply) -> bytes:
-    """Serialize an error in the form of Text Generation Inference, with our code and field beside it."""
+    """Serialize an error in the format of Text Generation Inference, with this server's code and field added."""
     kind = "generation" if reply.status >= 500 else "validation"
     if reply.status in (429, 503):
         kind = "overloaded"
@@ -90,12 +90,13 @@ def tgi_body(reply: ErrorReply) -> bytes:
 
 
 def anthropic_body(reply: ErrorReply, request_id: str) -> bytes:
-    """Serialize an error in Anthropic's form."""
+    """Serialize an error in Anthropic's format."""
     default = "api_error" if reply.status >= 500 else "invalid_request_error"
     message = reply.message
     if reply.overflow is not None:
-        # Clients parse this text of Anthropic's, and cut off as many tokens as the difference of the numbers. A prompt
-        # as long as the model's length leaves no room for an answer, so it counts as one token too long.
+        # Clients parse this text of Anthropic's, and remove as many tokens as the difference of the two numbers. A
+        # prompt whose length equals the model's context leaves no room for an answer, so it counts as one token too
+        # long.
         num_prompt, limit = reply.overflow
         message = f"prompt is too long: {max(num_prompt, limit + 1)} tokens > {limit} maximum"
     error: dict[str, Any] = {"type": _TYPES.get(reply.status, default), "message": message}
@@ -105,7 +106,7 @@ def anthropic_body(reply: ErrorReply, request_id: str) -> bytes:
 
 
 def error_response(reply: ErrorReply, scope: Scope) -> Response:
-    """Return the response to a request with this scope, and record the error's code for the log and the metrics."""
+    """Build the response for an error. Also records the error's code for the log and the metrics."""
     scope["state"]["facts"].error = reply.word
     path = scope["path"]
     if speaks_ollama(path) or speaks_inference(path):
@@ -122,7 +123,7 @@ def error_response(reply: ErrorReply, scope: Scope) -> Response:
 
 
 async def handle(request: Request, error: Exception) -> Response:
-    """Answer an error of a route, or a request whose path or method has no route."""
+    """Respond to an error of a route, or to a request whose path or method has no route."""
     reply = reply_to(error)
     if reply.code == "unknown_url" and not isinstance(error, HTTPError):
         reply = replace(reply, message=_missing_route(request))
@@ -132,14 +133,14 @@ async def handle(request: Request, error: Exception) -> Response:
 
 
 def _with_methods(reply: ErrorReply, request: Request) -> ErrorReply:
-    """Name all methods of the path, because each method is a separate route."""
+    """Add the path's methods to the error's text and to its ``Allow`` header. Each method is a separate route."""
     methods = ", ".join(method for method in _METHODS if _is_route(request, method, request.scope["path"]))
     message = f"There is no {request.method} of this route, which takes {methods}."
     return replace(reply, message=message, headers={"allow": methods}) if methods else reply
 
 
 def _missing_route(request: Request) -> str:
-    """Name the missing route, and the existing one that a client with another base URL or a final slash means."""
+    """Return an error text for a missing route. It names an existing route that differs in ``/v1`` or in slashes."""
     path = request.scope["path"]
     missing = f"There is no route {request.method} {shortened(path, _LONGEST_PATH)}"
     whole = "/" + "/".join(filter(None, path.split("/")))
@@ -153,6 +154,6 @@ def _missing_route(request: Request) -> str:
 
 
 def _is_route(request: Request, method: str, path: str) -> bool:
-    """Return whether the application that got the request has such a route."""
+    """Return whether the application of the request has a route for this method and path."""
     scope = {**request.scope, "method": method, "path": path}
     return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)

@@ -1,8 +1,8 @@
-"""Maps exceptions to HTTP error responses: a status and a body in OpenAI's shape.
+"""Errors: maps exceptions to HTTP error responses with a status and a body in OpenAI's format.
 
     {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
 
-An unexpected exception becomes a 500 without its cause, which goes to the log.
+An unexpected exception becomes a 500 response without the cause, which is only logged.
 """
 
 from __future__ import annotations
@@ -45,11 +45,17 @@ _INTERNAL = "internal_error"
 _RETRY_LATER = {"retry-after": "5"}
 _LONGEST_RETRY = 3600
 MAX_FAULTS = 1 << 10
-"""Limit of the errors of a body, each of which costs memory and time. Only the first one is reported."""
+"""Largest number of validation errors of a body that are collected.
+
+Each of them costs memory and time, and only the first one is reported.
+"""
 MOST_FAULTS: ContextVar[int] = ContextVar("most_faults", default=MAX_FAULTS)
-"""Number of errors of the current request's body that are listed one by one. It is larger if errors name the unknown
-fields to drop."""
-_LONGEST_PARAM = 400  # Limit of the characters of a field's name, which the client may have made up.
+"""Number of validation errors of the current request's body that are collected.
+
+It is larger if the errors name unknown fields that will be dropped.
+"""
+# Largest number of characters of a field's name in an error. The client may have invented the name.
+_LONGEST_PARAM = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +63,8 @@ class ErrorReply:
     """Status, headers and error object of a response.
 
     Attributes:
-        details: fields that OpenAI does not have.
-        overflow: number of tokens of a prompt that is too long, and the model's length.
+        details: further fields of the error object, which OpenAI does not have.
+        overflow: for a prompt that is too long, its number of tokens and the model's context length.
         kind: overrides ``type``.
     """
 
@@ -73,14 +79,14 @@ class ErrorReply:
 
     @property
     def type(self) -> str:
-        """OpenAI's error type; for a rate limit, ``requests`` or ``tokens``."""
+        """OpenAI's error type. For a rate limit, it is ``requests`` or ``tokens``."""
         if self.kind is not None:
             return self.kind
         return "server_error" if self.status >= 500 else "invalid_request_error"
 
     @property
     def word(self) -> str:
-        """The code, or the type if there is no code: the class of the error for metrics and the log."""
+        """The code, or the type if there is no code. Metrics and the log classify errors by this word."""
         return self.code or self.type
 
     def body(self) -> bytes:
@@ -92,9 +98,9 @@ class ErrorReply:
 
 
 class HTTPError(HTTPException):
-    """HTTP error that does not concern a request's content: wrong key, too large, too slow.
+    """HTTP error that does not concern the content of a request, for example a wrong key or a body that is too large.
 
-    It derives from Starlette's exception, which FastAPI passes on when it reads bodies.
+    It is derived from Starlette's exception, which FastAPI passes on when it reads bodies.
     """
 
     def __init__(
@@ -108,8 +114,8 @@ class Rejection(HTTPError):
     """Refusal of a valid request: 429 if its key or tenant is over a limit, 503 if the server is overloaded.
 
     Args:
-        reason: the reason as a label for metrics, one of ``REASONS``.
-        seconds: the seconds for Retry-After.
+        reason: label of the reason in metrics, one of ``REASONS``.
+        seconds: seconds for the Retry-After header.
         kind: the kind of the rate limit of a 429, ``requests`` or ``tokens``.
     """
 
@@ -127,7 +133,7 @@ class Rejection(HTTPError):
 
 
 def reply_to(error: Exception) -> ErrorReply:
-    """Return the reply for any exception. Logs unexpected ones."""
+    """Convert any exception to a reply. Logs unexpected exceptions."""
     reply = _known_reply(error)
     if reply is not None:
         return reply
@@ -137,18 +143,18 @@ def reply_to(error: Exception) -> ErrorReply:
 
 
 def error_code(error: Exception) -> str:
-    """Return the code of an exception's reply for metrics and the log. It is one of a few fixed words."""
+    """Return the code of an exception's reply, for metrics and the log. It is one of a fixed set of words."""
     reply = _known_reply(error)
     return _INTERNAL if reply is None else reply.word
 
 
 def reply_to_fields(error: ValidationError) -> ErrorReply:
-    """Return the reply for a part of a body that pydantic refuses, as if it were the whole body."""
+    """Convert pydantic's error about a part of a body to a reply, as if the part were the whole body."""
     return _reply_to_invalid([{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False)])
 
 
 def _known_reply(error: Exception) -> ErrorReply | None:
-    """Return the reply for an exception; None for an unexpected one."""
+    """Convert an expected exception to a reply. Returns None for an unexpected exception."""
     match error:
         case UnknownModel():
             return ErrorReply(404, str(error), error.param, error.code)
@@ -183,7 +189,7 @@ def _known_reply(error: Exception) -> ErrorReply | None:
 
 
 def faults_of(error: ValidationError) -> list[dict[str, Any]]:
-    """Return pydantic's errors about a body; if there are too many, a single error with their number."""
+    """Return pydantic's errors about a body. If there are too many, return a single error with their number."""
     most = MOST_FAULTS.get()
     if error.error_count() <= most:
         return [dict(each) for each in error.errors(include_url=False)]
@@ -192,7 +198,9 @@ def faults_of(error: ValidationError) -> list[dict[str, Any]]:
 
 
 def lacks_memory(error: Exception) -> bool:
-    """Return whether the system refused memory or a thread, as under ``ulimit -v``. orjson reports that as bad JSON."""
+    """Return whether the system refused memory or a thread, as with ``ulimit -v``. orjson reports that as malformed
+    JSON.
+    """
     match error:
         case MemoryError():
             return True
@@ -219,7 +227,7 @@ def _reply_to_http(error: HTTPException) -> ErrorReply:
 
 
 def _reply_to_invalid(errors: Sequence[Mapping[str, Any]]) -> ErrorReply:
-    """Return the reply for pydantic's first error; its message names the field."""
+    """Convert pydantic's first error to a reply whose message names the field."""
     first = errors[0]
     if first["type"] == "json_invalid":
         return ErrorReply(400, f"The body is not valid JSON: {first['ctx']['error']}.", code="invalid_json")
@@ -244,7 +252,7 @@ def _reply_to_invalid(errors: Sequence[Mapping[str, Any]]) -> ErrorReply:
 
 
 def _beginning(value: Any) -> str:
-    """Return the beginning of a value's JSON. Only as many characters are serialized as are needed."""
+    """Return the beginning of a value's JSON. Only as many characters as needed are serialized."""
     found = ""
     for piece in json.JSONEncoder(ensure_ascii=False).iterencode(value):
         found += piece
@@ -279,9 +287,9 @@ def _wanted(kind: str, context: Mapping[str, Any]) -> str:
 
 
 def _param(location: Sequence[str | int]) -> str | None:
-    """Return ``("messages", 0, "content")`` as ``messages[0].content``, without names of alternatives in ``<>``.
+    """Convert a path such as ``("messages", 0, "content")`` to ``messages[0].content``. Parts in ``<>`` are left out.
 
-    The middle of a name of more than 400 characters is left out.
+    If the result has more than 400 characters, its middle is left out.
     """
     text = ""
     for part in location:

@@ -1,7 +1,7 @@
-"""JSON with exact integers of any length. orjson is exact up to 64 bits only.
+"""Exact JSON: parses and serializes JSON with exact integers of any length. orjson alone is exact up to 64 bits.
 
-Clients send longer ones as bounds in schemas and as values in calls, template variables and states. All JSON of clients
-from which a number can come into a prompt, a schema or an answer is read and written by these functions.
+Clients send longer integers as bounds in schemas and as values in calls, template variables and states. These functions
+read and write all JSON of clients from which a number can get into a prompt, a schema or an answer.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any
 
 import orjson
 
-# Each digit becomes a zero, and each other byte a space. This and a search for zeros take a tenth of the time of a
-# regular expression, and every body is searched.
+# Maps each digit to a zero and each other byte to a space. Every body is searched, and this mapping with a search for
+# zeros takes a tenth of the time of a regular expression.
 _DIGITS_AS_ZEROS = bytes(ord("0") if chr(byte).isdecimal() and byte < 128 else ord(" ") for byte in range(256))
 _LONG_INTEGER = b"0" * 19
 
 
 def _may_be_inexact(data: bytes) -> bool:
-    """Return whether JSON may contain an integer that orjson reads as a float."""
+    """Return whether JSON may contain an integer that orjson would parse as a float."""
     return _LONG_INTEGER in data.translate(_DIGITS_AS_ZEROS)
 
 
@@ -34,12 +34,13 @@ def loads_exact(data: bytes) -> Any:
     try:
         return json.loads(data)
     except RecursionError:
-        # The depth that Python's parser reaches is smaller than orjson's and depends on the depth of the call stack.
+        # The largest depth that Python's parser reaches is smaller than orjson's, and depends on the depth of the call
+        # stack.
         raise orjson.JSONDecodeError("nested too deeply", "", 0) from None
 
 
 def dumps_exact(value: Any) -> bytes:
-    """Return JSON without white space.
+    """Serialize a value as JSON without white space.
 
     Raises:
         TypeError: the value is not JSON.
@@ -60,9 +61,9 @@ def _dumps(value: Any) -> bytes:
 
 
 def _dumps_deep(value: Any) -> bytes:
-    """Write JSON without recursion: the writers stop at a depth that ``loads_exact`` still reads."""
+    """Serialize JSON without recursion: the other writers stop at a depth that ``loads_exact`` still accepts."""
     written: list[bytes] = []
-    # What is left to write, the next at the end; bytes are written as they are.
+    # Values that are left to write; the next one is the last in the list. Bytes are written unchanged.
     left = [value]
     while left:
         item = left.pop()

@@ -42,10 +42,10 @@ class Provider:
     """An OpenAI-compatible server elsewhere.
 
     Attributes:
-        name: its name in the models file, the response header and the usage ledger.
-        base_url: base URL without a slash at its end.
+        name: name of the server in the models file, the response header and the usage ledger.
+        base_url: the server's base URL without a slash at its end.
         model: name of the model in requests to this server.
-        key: the key for its Authorization header; "" for none. No text of this object contains it.
+        key: API key for the Authorization header; "" for none. The object's ``repr`` does not contain it.
         timeout: seconds without a byte after which the server counts as failed.
     """
 
@@ -89,12 +89,12 @@ class FallbackPlan:
 
     @property
     def targets(self) -> list[str]:
-        """All names to which the plan refers."""
+        """All names of models and providers to which the plan refers."""
         return [*self.fallbacks, *(route.to for route in self.routes)]
 
 
 def read_providers(source: str, content: Any) -> dict[str, Provider]:
-    """Return the providers of a models file by name. Raises ConfigError."""
+    """Parse the providers of a models file. Returns them by name. Raises ConfigError."""
     if not isinstance(content, list) or len(content) > MOST_FALLBACKS:
         raise ConfigError(f"{source}: providers must be a list of at most {MOST_FALLBACKS} providers.")
     found: dict[str, Provider] = {}
@@ -107,7 +107,7 @@ def read_providers(source: str, content: Any) -> dict[str, Provider]:
 
 
 def read_plan(place: str, options: dict[str, Any], providers: Mapping[str, Provider]) -> FallbackPlan:
-    """Take ``fallback`` and ``routes`` out of the options of a model. Raises ConfigError."""
+    """Remove ``fallback`` and ``routes`` from the options of a model, and parse them. Raises ConfigError."""
     names = options.pop("fallback", [])
     names = [names] if isinstance(names, str) else names
     if not isinstance(names, list) or len(names) > MOST_FALLBACKS or not all(map(_is_name, names)):
@@ -126,7 +126,7 @@ def check_plan(place: str, plan: FallbackPlan, own: Sequence[str], served: Seque
 
     Args:
         place: place of the plan in the models file, for errors.
-        own: names of the model that the plan is for.
+        own: names of the model to which the plan belongs.
         served: names of all base models of the server.
 
     Raises:

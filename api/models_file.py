@@ -35,9 +35,9 @@ MODEL_OPTIONS = frozenset(
         *("max_queued_tokens", "max_queue_seconds"),
     }
 )
-"""Options of the server that each model may set for itself, besides all options of the engine."""
+"""Server options that each model may set for itself, in addition to all options of the engine."""
 OWN_OPTIONS = frozenset({"model", "revision", "served_model_name", "model_catalog", "lora_modules"})
-"""Options that cannot be set above ``models`` for all models, because no two models share a value."""
+"""Options that cannot be set above ``models`` for all models, because no two models may have the same value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class ModelEntry:
         place: position of the entry in the models file, for errors; "" for a model that is in no models file.
         options: option names and values, not checked yet.
         digest: required digest of the base model's content; None accepts any content.
-        plan: models that answer in its place.
+        plan: the models that may answer instead of this model.
     """
 
     place: str = ""
@@ -62,7 +62,7 @@ class ModelsFile:
     """The content of a models file.
 
     Attributes:
-        common: options of the whole server and for all models: the file without ``models`` and ``providers``.
+        common: options of the whole server and for all models; this is the file without ``models`` and ``providers``.
     """
 
     common: Mapping[str, Any]
@@ -75,7 +75,7 @@ class ServedModel:
 
     Attributes:
         entry: the entry of the models file.
-        server: the options of the whole server, with those of this model.
+        server: the options of the whole server, combined with those of this model.
     """
 
     entry: ModelEntry
@@ -84,12 +84,12 @@ class ServedModel:
 
     @property
     def own_options(self) -> dict[str, Any]:
-        """The options of the server that are this model's."""
+        """Those options of the server that belong to this model."""
         return {name: getattr(self.server, name) for name in MODEL_OPTIONS}
 
 
 def models_file_of(name: str, content: Mapping[str, Any]) -> ModelsFile | None:
-    """Return the models file that a YAML file holds; None for a plain file of options.
+    """Parse the content of a YAML file as a models file. Returns None for a file that contains only options.
 
     Raises:
         ConfigError: ``models`` is not a list of mappings, or a digest is malformed.
@@ -117,7 +117,7 @@ def _entry(place: str, content: Any, providers: Mapping[str, Provider]) -> Model
 
 @contextmanager
 def naming_place(entry: ModelEntry) -> Iterator[None]:
-    """Make errors of options and models, raised in the block, name the entry that they concern."""
+    """Context manager: errors about options and models that the block raises name the entry that they concern."""
     try:
         yield
     except (ConfigError, ModelError) as error:
@@ -151,7 +151,10 @@ def check_models(models: Sequence[ServedModel], names: Sequence[Sequence[str]]) 
 
 
 def check_plans(models: Sequence[ServedModel], names: Sequence[Sequence[str]]) -> None:
-    """Check that fallbacks and routes name a model or provider. Like ``check_models``; raises ConfigError."""
+    """Check that fallbacks and routes refer to existing models or providers.
+
+    Arguments as for ``check_models``. Raises ConfigError.
+    """
     served = [name for own in names for name in own]
     for model, own in zip(models, names, strict=True):
         check_plan(model.entry.place, model.entry.plan, own, served)
