@@ -112,7 +112,7 @@ class MessageReply(ReplyEnd):
         return {"stop_reason": reason, "stop_sequence": None}
 
     def _usage(self) -> dict[str, Any]:
-        """Return the usage. The prompt's tokens are the sum of three counts: read from the cache, newly pinned, others."""
+        """Return the usage. The prompt's tokens are the sum of those read from the cache, newly pinned, and others."""
         usage = Usage(self._num_prompt, 0, 0) if self._finish is None else self._finish.usage
         created = max(0, usage.pinned - usage.cached)
         long = max(0, min(usage.pinned, self._num_long) - usage.cached)
