@@ -21,7 +21,7 @@ _FIELDS = {"name": "lora_name", "path": "lora_path", "model": "lora_path", "": "
 
 
 def _client(state: ServerState) -> EngineLike:
-    """Return the engine's client. Raises CapacityError or EngineDead if no new work is taken."""
+    """Return the engine's client. Raises CapacityError or EngineDead if the server accepts no new work."""
     state.engine.serving()
     if state.engine.client is None:
         raise state.engine.death()
@@ -31,7 +31,7 @@ def _client(state: ServerState) -> EngineLike:
 def check_base_model(
     models: ModelRouter, state: ServerState, base: str | None, name: str, fields: tuple[str, str]
 ) -> None:
-    """Check, on a server of several base models, that ``base`` is known and that ``name`` is not used by another one.
+    """Check, on a server with several base models, that ``base`` is known and no other base model has the name.
 
     Args:
         fields: names of the request's fields for the base model and the adapter.
@@ -58,10 +58,11 @@ def _check_not_in_catalog(state: ServerState, name: str) -> None:
 
 @router.post("/v1/load_lora_adapter")
 async def load_lora_adapter(body: LoadAdapterRequest, state: State, models: Models) -> PlainTextResponse:
-    """Load an adapter. The response comes when requests can name it; 400 if it cannot be loaded or the name is in use.
+    """Load an adapter. The response is sent when requests can name the adapter.
 
-    Only paths below ``--lora-dir`` and sources that ``--adapter-sources`` lists can be loaded, so that clients cannot
-    make the server read other folders or contact other addresses.
+    The status is 400 if the adapter cannot be loaded or the name is in use. Only paths in ``--lora-dir`` and sources
+    that ``--adapter-sources`` lists can be loaded, so that clients cannot make the server read other folders or contact
+    other addresses.
     """
     client = _client(state)
     source = None if state.models.remote is None else state.models.remote.source_of(body.lora_path)
@@ -107,7 +108,7 @@ async def _check_tokenizer(state: ServerState, name: str) -> None:
 
 @router.post("/v1/unload_lora_adapter")
 async def unload_lora_adapter(body: UnloadAdapterRequest, state: State) -> PlainTextResponse:
-    """Unload an adapter; requests that run with it continue. 404 if there is no adapter of this name."""
+    """Unload an adapter. Requests that run with it continue. The status is 404 if no adapter has this name."""
     _check_not_in_catalog(state, body.lora_name)
     if body.lora_name in state.models.names:
         also = "" if body.lora_name == state.models.names[0] else f", also called {state.models.names[0]}"
@@ -128,7 +129,7 @@ async def unload_lora_adapter(body: UnloadAdapterRequest, state: State) -> Plain
 
 @router.get("/v1/adapters")
 async def list_adapters(state: State) -> dict[str, Any]:
-    """List all adapters: ready, loading, being downloaded, and unloaded ones that running requests still use."""
+    """List all adapters: those that are ready, loading or being downloaded, and unloaded ones still in use."""
     infos = await _client(state).list_adapters()
     loaded = [{**asdict(info), "path": shown_path(info, state.models.remote)} for info in infos]
     return {"object": "list", "data": loaded + ([] if state.models.remote is None else state.models.remote.downloads())}

@@ -20,7 +20,7 @@ router = APIRouter(route_class=JsonRoute, tags=["models"], prefix="/v1/admin/mod
 
 
 def _versions(state: ServerState) -> ModelVersions:
-    """Return the versions of the server's models. Raises CapacityError or EngineDead if no new work is taken."""
+    """Return the model versions of the server. Raises CapacityError or EngineDead if it accepts no new work."""
     state.engine.serving()
     if state.models.versions is None:
         raise RequestError(
@@ -44,7 +44,7 @@ def _shown(versions: ModelVersions, name: str, base: str) -> dict[str, Any]:
 
 
 def _base(state: ServerState) -> dict[str, Any]:
-    """Return a base model in the form of a name with one version."""
+    """Return a base model in the form of a catalogue name with one version."""
     name, digest = state.models.names[0], state.engine.base_digest
     version = ModelVersion(name, digest, "base model", VersionState.READY, state.started, FULL_WEIGHT)
     return {
@@ -70,7 +70,7 @@ async def list_model_versions(models: Models) -> dict[str, Any]:
 
 @router.post("")
 async def add_model_version(body: AddVersionRequest, state: State, models: Models) -> dict[str, Any]:
-    """Fetch a version, verify its content and load it. It gets no request before a promote or canary."""
+    """Fetch a version, verify its content and load it. It gets no requests before a promote or a canary."""
     versions = _versions(state)
     check_base_model(models, state, body.model, body.name, ("model", "name"))
     if body.name in state.models.names:
@@ -91,7 +91,7 @@ async def add_model_version(body: AddVersionRequest, state: State, models: Model
 
 @router.post("/{name:path}/promote")
 async def promote_model_version(name: str, body: PromoteRequest, models: Models, caller: CallerOf) -> dict[str, Any]:
-    """Send all new requests of a name to a version; running requests keep theirs."""
+    """Send all new requests of a name to a version. Running requests keep their version."""
     state = models.of(name)
     versions = _versions(state)
     versions.promote(name, body.version, caller.key.name)

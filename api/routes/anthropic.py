@@ -75,7 +75,7 @@ async def create_message(body: MessagesRequest, request: Request, state: State, 
 
 @router.post(MESSAGES_PATH + "/count_tokens")
 async def count_message_tokens(body: CountTokensRequest, state: State, caller: CallerOf) -> Response:
-    """Count the tokens of a message's prompt. Its usage will report the same number."""
+    """Count the tokens of a message's prompt. The message's usage will report the same number."""
     target = await state.models.locate(body.model, caller)
     names, chat = await beside_loop(partial(_as_chat, body))
     with names.naming_errors():

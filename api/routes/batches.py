@@ -22,7 +22,7 @@ router = APIRouter(route_class=JsonRoute, tags=["batches"])
 
 @router.post("/v1/batches")
 async def create_batch(body: BatchBody, state: State, caller: CallerOf) -> Response:
-    """Create a batch: all requests of a file are answered within a day, in the lowest priority class."""
+    """Create a batch. All requests of a file are answered within a day, in the lowest priority class."""
     batch_service = batch_service_of(state)
     state.engine.serving()
     source = find_file(batch_service, caller, body.input_file_id)
@@ -64,7 +64,7 @@ async def get_batch(batch_id: str, state: State, caller: CallerOf) -> Response:
 
 @router.post("/v1/batches/{batch_id}/cancel")
 async def cancel_batch(batch_id: str, state: State, caller: CallerOf) -> Response:
-    """Cancel a batch; the answers so far are kept."""
+    """Cancel a batch. The answers so far are kept."""
     batch_service = batch_service_of(state)
     record = _find(batch_service, caller, batch_id)
     if record.has_ended and record.status != "cancelled":

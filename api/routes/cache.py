@@ -1,4 +1,4 @@
-"""Routes of the KV caches: their content by tier, their removal, and the KV of sessions between their calls."""
+"""Cache routes: the content of the KV caches by tier, their removal, and the export and import of sessions."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ async def reset(state: State) -> dict[str, Any]:
 
 @router.post("/v1/sessions/release")
 async def release(body: ReleaseSessionRequest, state: State, caller: CallerOf) -> dict[str, Any]:
-    """End a session of the caller, so that KV that only this session has used is evicted first."""
+    """End a session of the caller. KV that only this session has used is then evicted first."""
     released = await client_of(state).release_session(caller.key.tenant, body.prompt_cache_key)
     return {"object": "session.release", "prompt_cache_key": body.prompt_cache_key, "released": released}
 
 
 @router.post("/v1/cache/sessions/export", response_class=Response)
 async def export(body: ExportSessionRequest, state: State) -> Response:
-    """Return a session's KV as a file for ``import`` on another server. 404 if no KV of the session is cached."""
+    """Return a session's KV as a file for ``import`` on another server. The status is 404 without cached KV."""
     tokens, data = await client_of(state).export_session(body.tenant, body.prompt_cache_key)
     if not tokens:
         raise HTTPError(404, "No KV of this session is cached: its last call was too long ago, or another tenant's.")
@@ -64,7 +64,7 @@ async def export(body: ExportSessionRequest, state: State) -> Response:
 
 @router.post("/v1/cache/sessions/import")
 async def import_file(request: Request, state: State) -> dict[str, Any]:
-    """Import a file from ``export``, the body. If it does not match, ``cached_tokens`` is 0 and nothing changes."""
+    """Import a session from the request's body, a file of ``export``. If it does not fit, ``cached_tokens`` is 0."""
     data = await request.body()
     if not data:
         raise RequestError("The body must be a file of /v1/cache/sessions/export, and is empty.")

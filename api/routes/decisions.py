@@ -66,12 +66,12 @@ def _calibrated(
     questions: Sequence[TypedQuestion],
     calibrations: Sequence[NamedCalibration | None],
 ) -> tuple[list[LabelShares], list[str | None]]:
-    """Return the shares of each question, calibrated if requested, and the digest of question and model.
+    """Return the shares of each question's labels, calibrated if requested, and the digest of question and model.
 
     Raises:
         RequestError: a calibration was fitted for another question or model.
     """
-    # The digest of an adapter's content is read only now: the adapter may have been loaded for this request.
+    # The digest of an adapter's content is read only now, because the adapter may have been loaded for this request.
     digests = [
         None if (content := state.models.content_digest(model.adapter)) is None else question_digest(content, question)
         for model, question in zip(models, questions, strict=True)
@@ -119,7 +119,7 @@ def _priority(name: PriorityName | None) -> Priority | None:
 async def read_labels(
     state: ServerState, caller: Caller, request: Request, reader: LabelReader, model: str, response_id: str
 ) -> None:
-    """Read the logprobs of all labels, as one request that was admitted."""
+    """Compute the logprobs of all labels, as one admitted request."""
     set_facts(caller, [reader.request], model=model, stream=False, response_id=response_id)
     deltas = generate(state, reader, [reader.request], caller, usage=UsageCount())
     await while_connected(request.receive, collect(deltas))

@@ -1,4 +1,4 @@
-"""Shared parts of the routes: strict JSON bodies, the server's state, the caller and its log facts, pages of lists."""
+"""Dependencies: parts that all routes share, such as strict JSON bodies, the server's state and the caller."""
 
 from __future__ import annotations
 
@@ -32,14 +32,16 @@ from ..protocol.base import StrictModel
 from .unknown_fields import IGNORED_HEADER, LEFT_OUT_HEADER, IgnoredFields, drop_field, named
 
 PICKED_STATE = "server"
-"""Key in a request's state. Its value is the server state of the model that the body names, if there are several."""
+"""Key in a request's state. If there are several models, its value is the server state of the requested model."""
 _JSON = "application/json"
 _UNDECLARED = ("", "application/x-www-form-urlencoded")
 _LEFT_OUT_STATE = "left_out"
-# Unknown fields are dropped in rounds: pydantic reports those inside a part only once the part is otherwise valid.
+# Largest number of rounds in which unknown fields are dropped. Several are needed, because pydantic reports the unknown
+# fields of a part only when the part is otherwise valid.
 _MOST_ROUNDS = 8
-# Pydantic's errors name the fields to drop, so more errors are collected than for a body that is refused. Bodies from
-# this size on, for which that takes a millisecond, are validated off the event loop.
+# Largest number of errors that are collected if unknown fields are ignored. It exceeds the number for refused bodies,
+# because the errors name the fields to drop. Bodies of at least ``_MOST_SMALL_IGNORING`` bytes, for which this takes a
+# millisecond, are validated off the event loop.
 _MOST_IGNORED = 1 << 15
 _MOST_SMALL_IGNORING = 4 << 10
 
@@ -75,7 +77,7 @@ CallerOf = Annotated[Caller, Depends(_caller)]
 
 
 def set_facts(caller: Caller, requests: Sequence[TextRequest], *, model: str, stream: bool, response_id: str) -> None:
-    """Set the facts about a generation that the access log needs before it runs."""
+    """Record the facts about a generation that the access log needs before the generation runs."""
     facts = caller.facts
     facts.model, facts.stream, facts.response_id = caller.told_model(model), stream, response_id
     facts.prompt_tokens, facts.n = sum(len(request.tokens) for request in requests), requests[0].n
@@ -144,14 +146,14 @@ class _StrictRequest(Request):
         self._headers = Headers(scope=self.scope)
 
     async def parsed(self) -> Any:
-        """Return the result of ``json``; None if the body is not JSON, which the route then refuses."""
+        """Return the result of ``json``; None if the body is not JSON. The route then refuses the request."""
         try:
             return await self.json()
         except ValueError:
             return None
 
     async def drop_unknown(self, errors: Sequence[Mapping[str, Any]]) -> bool:
-        """Drop the fields from the body that these errors call unknown. Returns whether any were dropped."""
+        """Remove the fields that these errors call unknown from the body. Returns whether any field was removed."""
         unknown = [error["loc"][1:] for error in errors if error["type"] == "extra_forbidden"]
         # If the body is not JSON, the errors name no fields.
         if not unknown:
@@ -165,19 +167,19 @@ class _StrictRequest(Request):
 
 
 class JsonRoute(APIRoute):
-    """A route whose body must be declared as JSON. With ``--unknown-fields ignore`` it drops unknown fields."""
+    """A route whose body must be declared as JSON. With ``--unknown-fields ignore``, it removes unknown fields."""
 
     def get_route_handler(self) -> Handler:
-        """Return the direct handler, or else the framework's handler on a request with the strict parser."""
+        """Return the direct handler, or else the framework's handler, which gets requests with the strict parser."""
         return self.direct_handler() or self._on_strict_request(super().get_route_handler(), self._body_validator())
 
     def direct_handler(self) -> Handler | None:
-        """Return a handler that does not use the framework; None if the endpoint has more parameters than a body."""
+        """Return a handler that does not use the framework; None if the endpoint has parameters other than a body."""
         handle = _body_handler(self.endpoint)
         return None if handle is None else self._on_strict_request(handle)
 
     def _body_validator(self) -> Callable[[Any], Any] | None:
-        """Return the validator of the body, for an endpoint that the framework calls; None for one without a body."""
+        """Return the body's validator for an endpoint that the framework calls; None for an endpoint without body."""
         if self.body_field is None:
             return None
         kind: TypeAdapter[Any] = TypeAdapter(get_type_hints(self.endpoint, include_extras=True)["body"])
@@ -239,10 +241,10 @@ def _is_of_browser(request: Request) -> bool:
 
 
 def _body_handler(endpoint: Callable[..., Coroutine[Any, Any, Response]]) -> Handler | None:
-    """Return a handler that validates the body and calls the endpoint; None if that has other parameters.
+    """Return a handler that validates the body and calls the endpoint; None if the endpoint has other parameters.
 
-    FastAPI's own handler takes a quarter of the time from a chat request's bytes to the engine: it resolves a tree of
-    dependencies, and for each of them parses path, query, headers and cookies.
+    FastAPI's own handler takes a quarter of the time from the arrival of a chat request's bytes to the engine, because
+    it resolves a tree of dependencies and parses path, query, headers and cookies for each of them.
     """
     hints = get_type_hints(endpoint, include_extras=True)
     if hints.pop("return") is not Response:
@@ -295,13 +297,13 @@ async def _validated_body(model: type[StrictModel], request: Request) -> StrictM
 
 
 def _read_body(model: type[StrictModel], value: Any) -> tuple[StrictModel, Sequence[str]]:
-    """Return a parsed body as a model, and the parts that are left out. Raises RequestValidationError."""
+    """Validate a parsed body. Returns the model and the parts that are left out. Raises RequestValidationError."""
     body = _validated(partial(model.model_validate, from_attributes=True), value)
     return body, body.left_out
 
 
 def _validated(validate: Callable[[Any], _Body], value: Any) -> _Body:
-    """Return a parsed body as a model. Raises RequestValidationError with the errors, up to a limit of their number."""
+    """Validate a parsed body. Raises RequestValidationError with at most a certain number of errors."""
     try:
         return validate(value)
     except ValidationError as error:
@@ -310,7 +312,7 @@ def _validated(validate: Callable[[Any], _Body], value: Any) -> _Body:
 
 
 def page(items: list[dict[str, Any]], after: str | None, limit: int, kind: str = "list") -> dict[str, Any]:
-    """Return one page of a list in OpenAI's form. Raises RequestError if ``after`` is not the id of an item."""
+    """Return one page of a list in OpenAI's format. Raises RequestError if ``after`` is not the id of an item."""
     if after is not None:
         found = next((index for index, item in enumerate(items) if item["id"] == after), None)
         if found is None:

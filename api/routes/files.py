@@ -35,7 +35,7 @@ router = APIRouter(route_class=JsonRoute, tags=["batches"])
 
 
 def batch_service_of(state: ServerState) -> BatchService:
-    """Return the batch service. Raises RequestError if the server has none."""
+    """Return the batch service. Raises RequestError if the server has no batch service."""
     if state.stores.batches is None:
         raise RequestError("This server keeps no files and batches: it was started without --batch-dir.")
     return state.stores.batches
@@ -72,7 +72,7 @@ async def create_file(request: Request, state: State, caller: CallerOf) -> Respo
 
 
 def _check_kind(kind: str) -> None:
-    """Raise HTTPError for a content type that is no form in UTF-8: by other names, codecs of any kind would be run."""
+    """Raise HTTPError unless the body is a form in UTF-8. Other charset names could make Python run any codec."""
     if not kind.lower().startswith("multipart/form-data"):
         raise HTTPError(415, "A file is sent as multipart/form-data.")
     charset = parse_options_header(kind)[1].get(b"charset", b"utf-8")
@@ -110,7 +110,7 @@ async def _keep(
 
 
 def _checked(form: FormData) -> tuple[UploadFile, int | None]:
-    """Return a form's file and the seconds until it expires. Raises RequestError for a malformed form."""
+    """Return the file of a form and the seconds until it expires. Raises RequestError for a malformed form."""
     for name in form:
         if name not in _FIELDS:
             raise RequestError(
@@ -140,7 +140,7 @@ def _expiry(form: FormData) -> int | None:
 
 
 def _count_lines(file: BinaryIO) -> int:
-    """Count the lines that are not empty, in pieces: one line may be the whole file."""
+    """Count the lines that are not empty. The file is read in pieces, because one line may be the whole file."""
     file.seek(0)
     count, is_empty = 0, True
     while piece := file.readline(_CHUNK):
@@ -179,7 +179,7 @@ async def get_file(file_id: str, state: State, caller: CallerOf) -> Response:
 
 @router.get("/v1/files/{file_id}/content")
 async def get_file_content(file_id: str, state: State, caller: CallerOf) -> Response:
-    """Get the content of a file. Headers keep browsers from showing it as a page, as its content is a client's."""
+    """Get the content of a file. Headers keep browsers from showing it as a page, because a client wrote it."""
     batch_service = batch_service_of(state)
     return FileResponse(
         batch_service.files.path(find_file(batch_service, caller, file_id)),

@@ -1,4 +1,4 @@
-"""``/health`` with ``/live`` and ``/ready`` below it, ``/ready``, ``/version`` and ``/metrics``."""
+"""Health routes: ``/health``, ``/health/live``, ``/health/ready``, ``/ready``, ``/version`` and ``/metrics``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ router = APIRouter(tags=["operation"])
 @router.get("/ping", include_in_schema=False)
 @router.head("/ping", include_in_schema=False)
 async def health(models: Models) -> Response:
-    """200 while the engines run and do not hang, even if the server is only finishing its last requests; else 503."""
+    """Return 200 while all engines run, even if the server only finishes its last requests; otherwise 503."""
     sick = next((state for state in models.states if not state.engine.is_healthy), None)
     if sick is None:
         return json_response(health_body(models, "draining" if models.main.engine.draining else "ok"))
@@ -30,20 +30,20 @@ async def health(models: Models) -> Response:
 @router.get("/ready")
 @router.head("/ready", include_in_schema=False)
 async def ready(models: Models) -> Response:
-    """200 while new requests are accepted: after the models are loaded and before the server shuts down; else 503."""
+    """Return 200 while new requests are accepted, after the models are loaded and before the shutdown; else 503."""
     if all(state.is_ready for state in models.states):
         return json_response({"status": "ready"})
     if models.main.engine.draining:
         return ErrorReply(503, "The server is shutting down.", code="shutting_down").response()
     answer = await health(models)
-    # Reached if a gateway asks: gateways report their own readiness, each once it has loaded its tokenizer.
+    # This is reached if a gateway asks. Gateways report their own readiness, each after it has loaded its tokenizer.
     return answer if answer.status_code != 200 else _loading()
 
 
 @router.get("/health/live")
 @router.head("/health/live", include_in_schema=False)
 async def health_live(models: Models) -> Response:
-    """200 unless an engine has ended or hangs, so that a restart is needed. A model may still be loading."""
+    """Return 200 unless an engine has ended or hangs, which requires a restart. A model may still be loading."""
     sick = next((state for state in models.states if not is_live(state)), None)
     if sick is not None:
         return _unhealthy(models, "dead", reply_to(sick.engine.death()))
@@ -53,7 +53,7 @@ async def health_live(models: Models) -> Response:
 @router.get("/health/ready")
 @router.head("/health/ready", include_in_schema=False)
 async def health_ready(models: Models) -> Response:
-    """200 while a new request would start soon, else 503 with the name of the reason."""
+    """Return 200 while a new request would start soon, otherwise 503 with the name of the reason."""
     reason = await ready_fault(models)
     if reason is None:
         return json_response(health_body(models, "ready"))
@@ -61,7 +61,7 @@ async def health_ready(models: Models) -> Response:
 
 
 def _unhealthy(models: Models, status: str, reply: ErrorReply) -> Response:
-    """Return the health body with the name of the reason, and the error in the form of all routes."""
+    """Return the health body with the name of the reason, and the error in the format of all routes."""
     error = {"message": reply.message, "type": reply.type, "param": None, "code": reply.code}
     response = json_response({**health_body(models, status), "reason": reply.code, "error": error})
     response.status_code = reply.status

@@ -82,7 +82,7 @@ async def model_metadata(name: Name, models: Models, caller: CallerOf) -> Respon
 
 @router.post("/v2/models/{name}/infer")
 async def model_infer(name: Name, body: InferRequest, request: Request, models: Models, caller: CallerOf) -> Response:
-    """Continue the texts of the input tensor."""
+    """Generate continuations of the texts in the input tensor."""
     state = models.of(name)
     completion = await beside_loop(partial(as_completion, body, name))
     target = await state.models.find(name, caller)
@@ -123,7 +123,7 @@ def as_completion(body: InferRequest, model: str) -> CompletionRequest:
 
 @router.post("/v2/repository/index")
 async def repository_index(body: RepositoryRequest, models: Models, caller: CallerOf) -> Response:
-    """List base models and adapters: those that are loaded, and those below ``--lora-dir``."""
+    """List the base models and adapters, both the loaded ones and those in ``--lora-dir``."""
     found = []
     for state in models.states:
         loaded = names_for(state, caller)

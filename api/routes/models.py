@@ -46,8 +46,8 @@ async def list_models(
     """List all names that the field ``model`` may have. A model whose files are still being located is left out.
 
     Args:
-        client_version: sent by Codex. Codex expects a list ``models`` of what it should know about OpenAI's models, and
-            repeats the request if there is none. If the list is empty, it uses its own knowledge.
+        client_version: parameter that Codex sends. Codex expects a list ``models`` with facts about OpenAI's models,
+            and repeats the request without one. If the list is empty, Codex uses its built-in facts.
     """
     named = [state for state in models.states if state.is_named]
     cards = [_card(state, name) for state in named for name in names_for(state, caller)]
@@ -57,7 +57,7 @@ async def list_models(
 
 
 async def folders_for(state: ServerState, caller: Caller) -> list[str]:
-    """Return the names of adapters below ``--lora-dir`` that a caller may use and that are not loaded yet."""
+    """Return the names of adapters in ``--lora-dir`` that a caller may use and that are not loaded yet."""
     return list(filter(caller.may_use, await state.models.findable()))
 
 

@@ -103,7 +103,7 @@ async def _generate(
 
 
 async def _prepare(body: OllamaFields, target: ModelTarget, state: ServerState, caller: Caller) -> PreparedChat:
-    """Return the request for the engine: for a raw prompt like a completion's, else like a chat's."""
+    """Build the engine's request: for a raw prompt like that of a completion, otherwise like that of a chat."""
     strict = state.options.strict_max_tokens
     if not isinstance(body, OllamaGenerateRequest) or not body.raw:
         assert isinstance(body, OllamaChatRequest | OllamaGenerateRequest)
@@ -145,7 +145,7 @@ async def ollama_embed(body: OllamaEmbedRequest, request: Request, state: State,
 async def ollama_embeddings(
     body: OllamaEmbeddingsRequest, request: Request, state: State, caller: CallerOf
 ) -> Response:
-    """Embed one text. The vector is scaled to length 1 only if the checkpoint says so."""
+    """Embed one text. The vector is scaled to length 1 only if the checkpoint specifies this."""
     target = await state.models.find(_name(state, body.model), caller)
     if not body.prompt:
         return json_response({"embedding": []})
@@ -191,7 +191,7 @@ async def ollama_tags(models: Models, caller: CallerOf) -> Response:
 
 @router.get("/api/ps")
 async def ollama_ps(models: Models, caller: CallerOf) -> Response:
-    """List the loaded base models and adapters. None of them is unloaded after a time."""
+    """List the loaded base models and adapters. None of them is unloaded after a period without use."""
     loaded = [state for state in models.states if state.engine.async_engine is not None]
     return json_response(
         {

@@ -149,7 +149,7 @@ def _first_given(dimensions: int | None, normalize: bool | None) -> str | None:
 def _listed(
     response_id: str, model: str, data: list[dict[str, Any]], reader: PooledReader | LabelReader
 ) -> dict[str, Any]:
-    """Return vLLM's response for a list of texts or pairs."""
+    """Build vLLM's response for a list of texts or pairs."""
     facts = {"id": response_id, "object": "list", "created": int(time.time()), "model": model}
     return facts | {"data": data, "usage": _usage(reader)}
 
@@ -162,7 +162,7 @@ async def _read(
     model: str,
     response_id: str,
 ) -> None:
-    """Run all sequences of a request, as one request that was admitted."""
+    """Run all sequences of a request as one admitted request."""
     set_facts(caller, [reader.request], model=model, stream=False, response_id=response_id)
     deltas = generate(state, reader, [reader.request], caller, usage=UsageCount())
     await while_connected(request.receive, collect(deltas))
@@ -185,7 +185,7 @@ def _encoded(vector: Floats, encoding_format: str) -> str | list[float]:
 
 
 def _class(engine: AsyncEngine, index: int, pooled: bytes) -> dict[str, Any]:
-    """Return vLLM's classification of one text."""
+    """Build vLLM's classification of one text."""
     shares = class_probabilities(pooled, engine.pooler)
     named = engine.pooler.labels
     best = int(shares.argmax())

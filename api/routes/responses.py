@@ -32,7 +32,7 @@ from ..storage.response_store import StoredResponse, packed
 from .dependencies import CallerOf, JsonRoute, State, page, set_facts
 
 MAX_EVENT_NUMBER = 1 << 53
-"""Limit of event numbers: JavaScript's numbers are exact up to it."""
+"""Largest number of an event. Numbers in JavaScript are exact up to it."""
 _CONNECTION = re.compile(r"[0-9a-f]{32}")
 _NUMBER = re.compile(r"[0-9]{1,16}")
 
@@ -104,7 +104,7 @@ def _open_log(state: ServerState, reply: ResponseReply, owner: str) -> EventLog 
 class _NumberedStream(EventStream):
     """A stream of events with ids. Its heartbeats are comments without the empty line that ends an event.
 
-    OpenAI's Python client keeps the last id, and takes every later empty line for an event without the JSON of one.
+    OpenAI's Python client keeps the last id, and would treat every later empty line as an event whose data is missing.
     """
 
     heartbeat_piece = b": ping\n"
@@ -115,13 +115,13 @@ def _event_stream(state: ServerState, events: AsyncGenerator[bytes, None]) -> Re
 
 
 def _error_of_stream(failure: ErrorReply) -> bytes:
-    """Serialize an error that occurs before the first event, but after a heartbeat has sent the status."""
+    """Serialize an error that occurs before the first event, after a heartbeat has already sent the status."""
     return EventWriter(None).write([error_event(failure)])
 
 
 @router.post("/v1/responses/input_tokens")
 async def count_input_tokens(body: CountInputTokensRequest, state: State, caller: CallerOf) -> Response:
-    """Count the tokens of a response's input. Its usage will report the same number."""
+    """Count the tokens of a response's input. The response's usage will report the same number."""
     target = await state.models.locate(body.asked_model, caller, session=body.prompt_cache_key)
     conversation = await load_conversation(body, state.stores.responses, caller.key.tenant)
     with FIELD_NAMES.naming_errors():
@@ -132,7 +132,7 @@ async def count_input_tokens(body: CountInputTokensRequest, state: State, caller
 
 @router.post("/v1/responses/compact", include_in_schema=False)
 async def compact_response() -> Response:
-    """Refuse the request: conversations are never shortened here."""
+    """Refuse the request, because this server never shortens conversations."""
     reason = "nothing is left out of a conversation here. Send one that is shorter, or go on from a response"
     raise HTTPError(404, f"Conversations are not compacted: {reason}.", code="unknown_url")
 
@@ -159,7 +159,7 @@ def _begin(
     conversation: Conversation,
     body: ResponseRequest,
 ) -> Response:
-    """Return a background response at once. It is stored as unfinished now, and again when it ends."""
+    """Return a background response at once. It is stored as unfinished now, and stored again when it ends."""
     if not state.stores.responses.is_on:
         raise RequestError("'background' needs a server that stores responses.", param="background")
     jobs = state.stores.responses.jobs
@@ -186,7 +186,7 @@ def _begin(
 
 
 def _connection(request: Request) -> str:
-    """Return the id of the WebSocket connection of a request; empty if it came otherwise."""
+    """Return the id of the request's WebSocket connection; "" if the request did not arrive on one."""
     given = request.headers.get(CONNECTION_HEADER, "")
     return given if _CONNECTION.fullmatch(given) else ""
 
@@ -207,7 +207,7 @@ async def get_response(
     stream: bool = False,
     starting_after: Annotated[int | None, Query(ge=0, le=MAX_EVENT_NUMBER)] = None,
 ) -> Response:
-    """Get a stored response; or its events, from the first one or after a given one."""
+    """Get a stored response, or its events from the first one or after a given one."""
     _refuse_include(request)
     record = _find(state, caller, response_id)
     if not stream:
@@ -223,7 +223,7 @@ async def get_response(
 
 
 def _last_event_id(request: Request, default: int) -> int:
-    """Return the number of the last event that a client has seen: the header's, which is newer, else the query's."""
+    """Return the number of the last event that a client has seen, from the header or else from the query."""
     given = request.headers.get("last-event-id", "")
     if not given:
         return default
@@ -235,7 +235,7 @@ def _last_event_id(request: Request, default: int) -> int:
 
 @router.delete("/v1/responses/{response_id}")
 async def delete_response(response_id: str, request: Request, caller: CallerOf, state: State) -> Response:
-    """Delete a stored response; if it is running, it is cancelled."""
+    """Delete a stored response. If it is in progress, it is cancelled."""
     connection = _connection(request)
     _find(state, caller, response_id, connection)
     state.stores.responses.delete(caller.key.tenant, response_id, connection)
@@ -245,7 +245,7 @@ async def delete_response(response_id: str, request: Request, caller: CallerOf, 
 
 @router.post("/v1/responses/{response_id}/cancel")
 async def cancel_response(response_id: str, caller: CallerOf, state: State) -> Response:
-    """Cancel a background response. A response that has ended does not change."""
+    """Cancel a background response. A response that has ended is not changed."""
     record = _find(state, caller, response_id)
     if not orjson.loads(record.body)["background"]:
         raise RequestError("Only a response that was made with 'background' can be cancelled.")

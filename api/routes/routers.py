@@ -1,4 +1,4 @@
-"""The routers of all routes, and those of them that do not need the framework."""
+"""Routers: the routers of all routes, and those whose routes do not need the framework."""
 
 from __future__ import annotations
 

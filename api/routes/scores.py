@@ -1,4 +1,4 @@
-"""``POST /v1/score``: probabilities of labels after a query combined with each of several items."""
+"""``POST /v1/score``: probabilities of labels after a query joined with each of several items."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ router = APIRouter(route_class=JsonRoute, tags=["decisions"])
 
 @router.post("/v1/score")
 async def create_score(body: AnyScoreRequest, request: Request, state: State, caller: CallerOf) -> Response:
-    """Score labels as the continuation of a query and each of its items, or score pairs of texts."""
+    """Score labels as continuations of a query joined with each item, or score pairs of texts."""
     if isinstance(body, PairRequest):
         return await score_pairs(body, request, state, caller)
     name, [model] = await asked_models(state, caller, body.model, body.prompt_cache_key, [None], ["model"])

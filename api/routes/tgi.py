@@ -51,7 +51,7 @@ async def tgi_generate_stream(body: TgiRequest, request: Request, state: State, 
 
 @router.post("/")
 async def tgi_root(body: TgiRequest, request: Request, state: State, caller: CallerOf) -> Response:
-    """Continue a prompt; as a stream if the body requests one. For clients that only know the server's address."""
+    """Continue a prompt, as a stream if the body requests it. For clients that know only the server's address."""
     return await _generate(body, request, state, caller, stream=body.stream)
 
 
@@ -93,7 +93,7 @@ async def _generate(
 
 
 async def _prompt(body: TgiRequest, target: ModelTarget, caller: Caller) -> str | list[int]:
-    """Return the prompt, or only its last tokens if it is to be truncated."""
+    """Return the prompt, or its last tokens if the request truncates it."""
     most = body.parameters.truncate
     if most is None:
         return body.inputs

@@ -14,7 +14,8 @@ from ..generate.build_request import chat_tokens, token_array
 from ..protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from .dependencies import CallerOf, JsonRoute, State
 
-_MANY_TOKENS = 4096  # Number of tokens up to which the event loop decodes directly, without another thread.
+# Number of tokens. Up to this number, the event loop decodes tokens itself, without another thread.
+_MANY_TOKENS = 4096
 
 router = APIRouter(route_class=JsonRoute, tags=["tokens"])
 

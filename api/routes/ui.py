@@ -20,10 +20,10 @@ router = APIRouter(tags=["operation"])
 
 @router.get("/ui/state")
 async def ui_state(state: State, models: Models, since: Annotated[float, Query(ge=-1)] = -1) -> Response:
-    """Get a snapshot of the engine not older than half a second, the curves' points after ``since``, the last requests.
+    """Get a snapshot of the engine of at most half a second ago, points of the curves, and the last requests.
 
-    If no snapshot arrives in time, for example during a long step, ``engine`` is null and ``waiting`` has the reason;
-    all other fields are set.
+    The points are those after ``since``. If no snapshot arrives in time, for example during a long step, ``engine`` is
+    null and ``waiting`` has the reason; all other fields are set.
 
     Raises:
         CapacityError: the model is loading.
@@ -33,7 +33,7 @@ async def ui_state(state: State, models: Models, since: Annotated[float, Query(g
         raise CapacityError("The model is still being loaded.")
     if not state.engine.is_healthy:
         raise state.engine.death()
-    # The snapshot describes an engine of one process completely, so ``fleet`` is null for it.
+    # The snapshot describes an engine that is a single process completely, so ``fleet`` is null for it.
     fleet = fleet_json(state.engine.client.status()) if isinstance(state.engine.client, ReplicaOwner) else None
     is_empty = fleet is not None and not fleet["data"]
     engine, waiting = b"null", None
@@ -67,18 +67,18 @@ async def _file(request: Request) -> Response:
 
 
 async def _to_page(_request: Request) -> Response:
-    """Redirect to ``/ui``, as the page's links are relative to that path."""
+    """Redirect to ``/ui``, because the page's links are relative to that path."""
     return RedirectResponse("../ui", 308)
 
 
 async def _root(request: Request) -> Response:
-    """Redirect a browser to the live page. Other clients get the relative paths of the interfaces."""
+    """Redirect a browser to the live page. Other clients get the relative paths of the server's interfaces."""
     if "text/html" in request.headers.get("accept", ""):
         return RedirectResponse("ui", 307)
     return json_response({"server": "rootgraft", "openai": "v1", "health": "health", "page": "ui"})
 
 
 _HANDLERS = {"/": _root, "/ui/": _to_page}
-# Added as plain routes, because OpenAPI should not describe files.
+# The paths are added as plain routes, because OpenAPI should not describe files.
 for path in sorted(PATHS):
     router.add_route(path, _HANDLERS.get(path, _file), methods=["GET"])

@@ -1,4 +1,4 @@
-"""Parts of a request without effect: unknown fields that are dropped and parts left out, with names in ASCII."""
+"""Unknown fields: removes unknown fields from requests, and names them and other ignored parts in ASCII."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FieldPath = Sequence[str | int]
 
 
 def drop_field(body: Any, path: FieldPath) -> bool:
-    """Drop the field of a pydantic error from a body. Returns whether it was there. ``<alternatives>`` are skipped."""
+    """Remove the field of a pydantic error from a body. Returns whether it existed. Parts in ``<>`` are skipped."""
     *above, name = path
     for part in above:
         if isinstance(part, str) and part.startswith("<") and not (isinstance(body, dict) and part in body):
@@ -35,7 +35,7 @@ def drop_field(body: Any, path: FieldPath) -> bool:
 
 
 class IgnoredFields:
-    """Names of dropped fields for a header and the log: the first 8, and how many more there are."""
+    """Names of removed fields for a header and the log: the first 8, and the number of further ones."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
@@ -49,20 +49,20 @@ class IgnoredFields:
         return ", ".join(self._names) + (f" and {more} more" if more else "")
 
     def add(self, paths: Sequence[FieldPath]) -> None:
-        """Count dropped fields, and keep the names of the first ones."""
+        """Count removed fields, and keep the names of the first ones."""
         self._count += len(paths)
         self._names += map(_name, paths[: _MOST_NAMED - len(self._names)])
 
 
 def named(parts: Sequence[str]) -> str:
-    """Return the names of parts that were left out, with the same limit as for dropped fields."""
+    """Return the names of parts that were left out, with the same limit as for removed fields."""
     more = len(parts) - _MOST_NAMED
     shown = ", ".join(shortened(_ODD_PART.sub("?", part), _LONGEST) for part in parts[:_MOST_NAMED])
     return shown + (f" and {more} more" if more > 0 else "")
 
 
 def _name(path: FieldPath) -> str:
-    """Return a name like ``messages[0].x``. Other characters become '?'; the middle of a long name is left out."""
+    """Return a name like ``messages[0].x``. Other characters become '?'. The middle of a long name is left out."""
     *above, last = path
     parts = [part for part in above if isinstance(part, int) or not part.startswith("<")]
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in (*parts, last))
