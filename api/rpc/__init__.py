@@ -1,1 +1,1 @@
-"""gRPC: services whose calls are requests to the server's own routes, within its process."""
+"""gRPC services: their calls are converted to requests to the server's own routes, within its process."""

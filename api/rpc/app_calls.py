@@ -1,4 +1,4 @@
-"""Calls of the server's own routes from gRPC: keys, limits, log and metrics are those of HTTP requests.
+"""App calls: send gRPC calls to the server's own routes, with the keys, limits, log and metrics of HTTP requests.
 
 metadata --> headers --> the whole ASGI application --> pieces of the answer, one at a time
 """
@@ -45,7 +45,7 @@ _BY_CODE = {
     "server_overloaded": grpc.StatusCode.UNAVAILABLE,
     "shutting_down": grpc.StatusCode.UNAVAILABLE,
 }
-"""Of an error within a stream, which has no status."""
+"""gRPC status by error code, for an error within a stream, which has no HTTP status."""
 
 
 class CallError(Exception):
@@ -58,7 +58,7 @@ class CallError(Exception):
 
 
 def finite(name: str, value: Any) -> Any:
-    """Return a field's value. Raises CallError for an infinity or NaN, which JSON would turn into nothing."""
+    """Return a field's value. Raises CallError for infinity and NaN, which JSON would turn into null."""
     if isinstance(value, float) and not math.isfinite(value):
         told = {"error-code": "invalid_value", "error-param": name[:128]}
         raise CallError(grpc.StatusCode.INVALID_ARGUMENT, f"'{name[:128]}' must be a finite number, not {value}.", told)
@@ -67,14 +67,14 @@ def finite(name: str, value: Any) -> Any:
 
 @dataclass(slots=True)
 class RouteAnswer:
-    """Answer of a route: status, headers in lower case, and the pieces of the body."""
+    """Response of a route: the status, the headers in lower case, and the pieces of the body."""
 
     status: int
     headers: Mapping[str, str]
     pieces: AsyncGenerator[bytes, None]
 
     async def body(self) -> bytes:
-        """Return the whole body. Raises CallError for a status of an error."""
+        """Return the whole body. Raises CallError if the status is an error."""
         data = b"".join([piece async for piece in self.pieces])
         if self.status >= 400:
             raise self._error(data)
@@ -84,13 +84,13 @@ class RouteAnswer:
         status = _STATUS.get(self.status, grpc.StatusCode.INTERNAL)
         try:
             answer = orjson.loads(data)
-            # Routes of the Open Inference Protocol tell the text alone, and code and field beside it.
+            # In the Open Inference Protocol, ``error`` is only the text; the code and the field are separate.
             error = answer["error"] if isinstance(answer["error"], dict) else {**answer, "message": answer["error"]}
             message, told = error["message"], {"error-code": error.get("code"), "error-param": error.get("param")}
         except (orjson.JSONDecodeError, KeyError, TypeError):
             message, told = data.decode(errors="replace") or f"HTTP {self.status}", {}
         kept = {name: self.headers[name] for name in ("x-request-id", "retry-after") if name in self.headers}
-        # Metadata is ASCII, and a field's name may be the client's.
+        # Metadata must be ASCII, but the client may have chosen a field's name.
         shown = {name: ascii(value)[1:-1] for name, value in told.items() if isinstance(value, str)}
         return CallError(status, message, kept | shown)
 
@@ -106,18 +106,18 @@ class AppCalls:
         self._app = app
 
     async def json(self, context: Any, method: str, path: str, body: Any = None) -> Any:
-        """Return the parsed answer of a route. Raises CallError."""
+        """Send a request. Returns the route's parsed answer. Raises CallError."""
         async with self.open(context, method, path, body) as answer:
             data = await answer.body()
         return orjson.loads(data) if data[:1] in (b"{", b"[") else data.decode()
 
     async def status(self, context: Any, path: str) -> int:
-        """Return the status of a GET."""
+        """Send a GET request. Returns the status."""
         async with self.open(context, "GET", path) as answer:
             return answer.status
 
     async def events(self, context: Any, path: str, body: Any) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the server-sent events of a route as objects. Raises CallError, for an event with an error too."""
+        """Yield the server-sent events of a route as objects. Raises CallError for an error, also in an event."""
         async with self.open(context, "POST", path, body) as answer:
             if answer.status >= 400:
                 await answer.body()
@@ -131,7 +131,7 @@ class AppCalls:
 
     @asynccontextmanager
     async def open(self, context: Any, method: str, path: str, body: Any = None) -> AsyncIterator[RouteAnswer]:
-        """Begin a request, and end it with the block: its generation is then aborted, as when a client leaves.
+        """Context manager: send a request. At the end of the block its generation is aborted, as if a client left.
 
         Args:
             context: the context of the gRPC call, for its metadata and deadline; None for the server's own requests.
@@ -149,7 +149,7 @@ class AppCalls:
 
 
 class _Exchange:
-    """ASGI ``receive`` and ``send`` of one request. One piece waits at most, so that a slow reader slows its stream."""
+    """ASGI ``receive`` and ``send`` of one request. At most one piece waits, so a slow reader slows its stream."""
 
     def __init__(self, body: bytes) -> None:
         self._body: bytes | None = body
@@ -159,7 +159,7 @@ class _Exchange:
         self.head: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
 
     async def run(self, app: ASGIApp, scope: Scope) -> None:
-        """Run the application to its end. One that is cancelled has no reader any more."""
+        """Run the application to its end. If it is cancelled, nobody reads its answer any more."""
         try:
             await app(scope, self._receive, self._send)
         except Exception as error:
@@ -171,7 +171,7 @@ class _Exchange:
         await self._pieces.put(None)
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """Yield the pieces of the body that are not empty. Raises CallError where the application breaks off."""
+        """Yield the pieces of the body that are not empty. Raises CallError if the application fails."""
         while (piece := await self._pieces.get()) is not None:
             yield piece
         if self._has_failed:
@@ -219,7 +219,7 @@ def _scope(context: Any, method: str, path: str, *, has_body: bool) -> Scope:
             headers.append((name.encode(), value.encode("latin-1", "replace")))
     left = None if context is None else context.time_remaining()
     if left is not None:
-        # Rounded up, so that the deadline itself ends the call.
+        # The time is rounded up, so that the deadline itself ends the call.
         headers.append((b"x-request-timeout", b"%.3f" % min(max(left, 0.0) + 0.001, MAX_TIMEOUT)))
     return {
         "type": "http",

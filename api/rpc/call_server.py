@@ -12,19 +12,19 @@ import grpc
 from grpc._cython.cygrpc import AioServer, _handle_rpc, _MethodResolver, _schedule_rpc_coro, get_working_loop
 from grpc.aio._server import Server
 
-UNKNOWN = "/"  # No method of ours: the library answers all calls of unknown methods under this name.
+UNKNOWN = "/"  # No method has this name. The library answers all calls of unknown methods under it.
 
 
 class _CallTaker(AioServer):  # type: ignore[misc]  # grpcio has no types
-    """Answers calls of methods that are not registered, in place of a task of the library.
+    """Answers calls of methods that are not registered, which otherwise a task of the library answers.
 
-    That task decodes the method's name as UTF-8 and ends at other bytes. So a single call, even without a key, would
-    close the port for all clients, and the calls that still run could then end the process. Names of registered methods
-    are compared as bytes.
+    That task decodes the method's name as UTF-8, and ends if this fails. So a single call, even without a key, would
+    close the port for all clients, and the running calls could then end the process. Names of registered methods are
+    compared as bytes.
     """
 
     async def _request_call(self) -> Any:
-        """Take and answer such calls until the server ends; then the exception that the library expects is raised."""
+        """Answer such calls until the server ends; then raise the exception that the library expects."""
         loop = asyncio.get_running_loop()
         answers: set[asyncio.Task[Any]] = set()
         while True:

@@ -1,4 +1,4 @@
-"""Call shares: gRPC calls of all connections have a bound, of which tenants have shares."""
+"""Call shares: limits the open gRPC calls of all connections, and gives each tenant a share of them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ...tenancy.tenant_shares import TenantShares
 from ..access.api_keys import KeyRing
 
 MAX_CALLS = 2000
-"""Calls of all connections that are open, also those of which no message has come yet."""
+"""Largest number of open calls of all connections, including calls whose first message has not arrived."""
 _NOBODY = "?"
-"""The tenant of calls without a valid key, such as a health check's, where keys are in use: no key's name has this."""
+"""Tenant of calls without a valid key, such as health checks, if keys are in use. No key can have this name."""
 _RETRY = (("retry-after", "5"),)
 
 Continuation = Callable[[Any], Awaitable[Any]]
@@ -27,7 +27,7 @@ class CallShares(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpcio ha
         keys: returns the server's keys.
 
     Attributes:
-        calls: open calls, counted by tenant.
+        calls: shares of the open calls, by tenant.
     """
 
     def __init__(self, keys: Callable[[], KeyRing]) -> None:
@@ -35,13 +35,13 @@ class CallShares(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpcio ha
         self._keys = keys
 
     async def intercept_service(self, continuation: Continuation, handler_call_details: Any) -> Any:
-        """Return a call's handler, or one that refuses with RESOURCE_EXHAUSTED beyond the tenant's share."""
+        """Return a call's handler, or a handler that refuses with RESOURCE_EXHAUSTED beyond the tenant's share."""
         tenant = self._tenant(handler_call_details.invocation_metadata or ())
         if self.calls.left_for(tenant) < 1:
             return _refusing(f"{self.calls.held(tenant)} calls of yours are open: end one of them.")
         task = asyncio.current_task()
         assert task is not None
-        # A call is one task from here to its end, however it ends.
+        # From here on, a call is one task until its end, however it ends.
         self.calls.take(tenant)
         task.add_done_callback(lambda _: self.calls.give_back(tenant))
         return await continuation(handler_call_details)
@@ -59,5 +59,5 @@ def _refusing(text: str) -> Any:
     async def refuse(_messages: AsyncIterator[bytes], context: Any) -> None:
         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text, _RETRY)
 
-    # Of this kind no message is awaited before the answer.
+    # This kind of handler answers without waiting for a message.
     return grpc.stream_unary_rpc_method_handler(refuse)

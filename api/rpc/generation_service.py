@@ -25,7 +25,7 @@ def _refused(text: str) -> CallError:
 
 
 class GenerationService:
-    """The methods of the service, on parsed messages.
+    """The methods of the service. Their arguments are parsed messages.
 
     Args:
         calls: sends calls to the server's routes.
@@ -48,7 +48,7 @@ class GenerationService:
         path, body = await beside_loop(partial(as_body, request))
         body |= {"stream": True, "stream_options": {"include_usage": True}}
         kind = message("rootgraft.v1.GenerateChunk")
-        held = None  # The last piece, which is held back until the usage arrives.
+        held = None  # The last piece. It is held back until the usage arrives.
         async for event in self._calls.events(context, path, body):
             if event.get("usage") and held is not None:
                 held.usage.CopyFrom(_usage(event))
@@ -63,7 +63,7 @@ class GenerationService:
 
 
 def as_body(request: Any) -> tuple[str, dict[str, Any]]:
-    """Return the route and the body of a request. Raises CallError for errors that the route could not detect."""
+    """Return the route and the body for a request. Raises CallError for errors that the route could not detect."""
     body: dict[str, Any] = {"return_token_ids": True}
     form, given = request.WhichOneof("form"), request.WhichOneof("input")
     if given is None:
@@ -102,7 +102,7 @@ def _extra(text: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fields(choice: dict[str, Any], part: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the fields of an answer or of a piece of it; ``part`` is a chat's message or delta."""
+    """Return the fields of an answer or of a piece. ``part`` is the message or delta of a chat."""
     part = {} if part is None else part
     calls = part.get("tool_calls")
     return {

@@ -36,7 +36,7 @@ def _refused(text: str) -> CallError:
 
 
 class InferenceService:
-    """The methods of the service, on parsed messages.
+    """The methods of the service. Their arguments are parsed messages.
 
     Args:
         calls: sends calls to the server's routes.
@@ -89,7 +89,7 @@ class InferenceService:
         return _response(told, is_raw=bool(request.raw_input_contents))
 
     async def stream(self, requests: AsyncIterator[Any], context: Any) -> AsyncGenerator[Any, None]:
-        """Yield the answers to the requests, one request after another. An error is an answer too."""
+        """Yield the answers to the requests, one request after the other. An error is also sent as an answer."""
         kind = message("inference.ModelStreamInferResponse")
         async for request in requests:
             try:
@@ -132,7 +132,7 @@ class InferenceService:
 
 
 def infer_body(request: Any) -> dict[str, Any]:
-    """Return a request as the body of ``POST /v2/models/{name}/infer``. Raises CallError."""
+    """Convert a request to the body of ``POST /v2/models/{name}/infer``. Raises CallError."""
     raw = list(request.raw_input_contents)
     if raw and (len(raw) != len(request.inputs) or any(each.HasField("contents") for each in request.inputs)):
         raise _refused("'raw_input_contents' must have the values of all inputs, or none.")
@@ -146,7 +146,7 @@ def infer_body(request: Any) -> dict[str, Any]:
 
 
 def _checked(request: Any) -> tuple[dict[str, Any], InferRequest]:
-    """Return a request as a body, and as the route would parse it. Raises CallError with pydantic's first error."""
+    """Convert a request to a body, and parse it like the route. Raises CallError with pydantic's first error."""
     body = infer_body(request)
     try:
         return body, InferRequest.model_validate(body)
@@ -161,7 +161,7 @@ def _values(tensor: Any) -> list[Any]:
 
 
 def _raw_values(tensor: Any, data: bytes) -> list[Any]:
-    """Return the values of Triton's raw form: each text follows its length in 4 bytes; a boolean is one byte."""
+    """Decode values in Triton's raw format: each text follows its length in 4 bytes; a boolean is one byte."""
     if tensor.datatype == "BOOL":
         return [bool(each) for each in data]
     if tensor.datatype != "BYTES":
@@ -199,7 +199,7 @@ def _outputs(asked: InferRequest, model: str, told: Mapping[str, list[str]]) -> 
 
 
 def _response(told: dict[str, Any], *, is_raw: bool) -> Any:
-    """Return the message of an answer. Its values have the same form, raw or not, as those of the request."""
+    """Return the message of an answer. Its values are raw if those of the request are raw."""
     response = message("inference.ModelInferResponse")(
         model_name=told["model_name"], model_version=told["model_version"], id=told["id"]
     )

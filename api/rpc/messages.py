@@ -1,4 +1,4 @@
-"""Classes of the protobuf messages, made at import from the descriptors in ``messages.binpb``.
+"""Messages: classes of the protobuf messages, created at import from the descriptors in ``messages.binpb``.
 
 ``python -m rootgraft.api.rpc.messages`` has protoc write this file from the ``.proto`` files. Python modules generated
 by protoc are not used, because they require a protobuf runtime that is at least as new as the compiler.

@@ -1,4 +1,4 @@
-"""The gRPC server: its services on one port, with reflection and health, in the event loop of the HTTP server."""
+"""gRPC server: its services on one port, with reflection and health checks, in the HTTP server's event loop."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from .messages import message, pool
 HEALTH = "grpc.health.v1.Health"
 WATCH_SECONDS = 1.0
 MAX_STREAMS = 1000
-"""Largest number of calls of one connection that run at a time."""
+"""Largest number of concurrent calls of one connection."""
 MAX_CONNECTIONS = MAX_CALLS
 """Largest number of connections. A tenant may use its share for calls; idle ones close after ``_IDLE_SECONDS``."""
 MAX_METADATA_BYTES = 16 << 10
-"""Largest size of a call's metadata. Each entry counts as in HTTP/2: name, value and 32 bytes."""
+"""Largest size of a call's metadata in bytes. As in HTTP/2, an entry counts its name, its value and 32 bytes."""
 _IDLE_SECONDS = 60.0
 _HANDSHAKE_SECONDS = 10.0
 _GRACE = 2.0
@@ -55,14 +55,14 @@ class RpcServer:
 
     Attributes:
         port: port on which the server listens.
-        shares: the calls that are open.
+        shares: shares of the open calls, by tenant.
     """
 
     def __init__(self, app: ASGIApp, state: ServerState, port: int, connections: int = MAX_CONNECTIONS) -> None:
         self._state, self._app = state, app
         self._limits = {
             "grpc.max_receive_message_length": state.options.max_request_bytes,
-            # Between the two limits gRPC refuses calls at random, so both are equal.
+            # Between the two limits, gRPC would refuse calls at random, so both limits are equal.
             "grpc.max_metadata_size": MAX_METADATA_BYTES,
             "grpc.absolute_max_metadata_size": MAX_METADATA_BYTES,
             "grpc.max_concurrent_streams": MAX_STREAMS,
@@ -78,7 +78,7 @@ class RpcServer:
         self._server, self.port = self._listening(port)
 
     def _listening(self, port: int) -> tuple[CallServer, int]:
-        """Return a server that has bound a port, and the port."""
+        """Return a server that has bound a port, and the port's number."""
         options = self._state.options
         server = CallServer([self.shares], self._limits)
         calls = AppCalls(self._app)
@@ -101,7 +101,7 @@ class RpcServer:
         await self._server.start()
 
     async def close(self) -> None:
-        """Accept no new calls, and cut off those that still run after two seconds."""
+        """Accept no new calls, and cut off calls that still run after ``_GRACE`` seconds."""
         await self._server.stop(_GRACE)
 
 
@@ -116,7 +116,7 @@ def _listen(server: Any, address: str, options: ServerConfig) -> int:
 
 
 class _Pools:
-    """Descriptors of our messages and those of the health service, for reflection."""
+    """Descriptors of this server's messages and of the health service's messages, for reflection."""
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("Find"):
@@ -159,7 +159,7 @@ def _inference(service: InferenceService) -> dict[str, Any]:
 
 
 def _health(calls: AppCalls) -> dict[str, Any]:
-    """Return the handlers of gRPC's health service. It reports the same as ``/health/ready``."""
+    """Return the handlers of gRPC's health service, which reports the same as ``/health/ready``."""
     kind, response = health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse
 
     async def status() -> Any:
@@ -209,7 +209,7 @@ def _streaming(kind: Any, method: Stream) -> Any:
 
 
 def _parsed(kind: Any, data: bytes) -> Any:
-    """Return a parsed message. Raises CallError: gRPC itself would answer a malformed one with an internal error."""
+    """Parse a message. Raises CallError, because gRPC itself would answer a malformed one with an internal error."""
     try:
         return kind.FromString(data)
     except DecodeError:
@@ -218,7 +218,7 @@ def _parsed(kind: Any, data: bytes) -> Any:
 
 
 async def _abort(context: Any, error: CallError | CapacityError) -> None:
-    if isinstance(error, CapacityError):  # There is no thread for a large message at present.
+    if isinstance(error, CapacityError):  # No thread is available for a large message at present.
         error = CallError(grpc.StatusCode.UNAVAILABLE, str(error))
     await context.abort(error.status, error.message, error.trailers)
 
