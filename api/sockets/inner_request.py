@@ -1,7 +1,7 @@
-"""Inner request: one HTTP request to the server's own routes, for a message of a WebSocket, and its events.
+"""Inner request: sends an HTTP request to the server's own routes for a message of a WebSocket connection.
 
-So the same keys, limits, checks and errors apply to a message as to an HTTP request, and it is logged and counted in
-the same way.
+So the same keys, limits, checks and errors apply to a message as to an HTTP request, and the message is logged and
+counted in the same way.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NOT_PASSED = frozenset(
 )
 
 Emit = Callable[[str, bytes], Awaitable[None]]
-"""Takes an event's name, empty without one, and its data."""
+"""Receives the name of an event, "" for none, and the event's data."""
 
 
 @dataclass(slots=True)
@@ -59,13 +59,13 @@ class InnerRequest:
         self._ends = {name: scope.get(name) for name in ("client", "server")}
 
     async def post(self, path: str, body: Mapping[str, Any], emit: Emit) -> InnerAnswer:
-        """Post a body. ``emit`` gets the events of a stream as they come; cancelling this ends the request."""
+        """Post a body. ``emit`` gets the events of a stream as they arrive. Cancelling this call ends the request."""
         exchange = _Exchange(dumps_exact(body), emit)
         await self._app(self._scope("POST", path, exchange.body), exchange.receive, exchange.send)
         return exchange.answer
 
     async def delete(self, path: str) -> int:
-        """Delete what the path names. Returns the status."""
+        """Send a DELETE request. Returns the status."""
         exchange = _Exchange(b"", _take_nothing)
         await self._app(self._scope("DELETE", path, b""), exchange.receive, exchange.send)
         return exchange.answer.status
@@ -93,7 +93,7 @@ async def _take_nothing(_name: str, _data: bytes) -> None:
 
 
 class _Exchange:
-    """ASGI ``receive`` and ``send`` of one request: provides the body once, and takes the answer apart."""
+    """ASGI ``receive`` and ``send`` of one request: provides the body once, and splits the response into events."""
 
     def __init__(self, body: bytes, emit: Emit) -> None:
         self.body = body

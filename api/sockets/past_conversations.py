@@ -1,4 +1,4 @@
-"""Past conversations: the chats of one connection, which later requests go on from, within a limit of bytes."""
+"""Past conversations: stores the chats of one connection, which later requests may continue, up to a limit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..exact_json import dumps_exact, loads_exact
 from .socket_channel import BadMessage
 
 _INHERITED = ("model", "tools")
-"""Fields that a turn takes from the one before, unless it has its own: what the prompt begins with."""
+"""Fields that a turn inherits from the previous turn unless it sets them, because the prompt begins with them."""
 
 
 class PastConversations:
@@ -28,7 +28,7 @@ class PastConversations:
         return request_id in self._kept
 
     def keep(self, request_id: str, body: dict[str, Any], answer: dict[str, Any]) -> None:
-        """Keep the messages of a request and its answer, in the place of an earlier request of this id."""
+        """Store the messages of a request and its answer. An earlier request with this id is replaced."""
         fields = {name: body[name] for name in _INHERITED if name in body}
         data = dumps_exact({**fields, "messages": _with_answer(body, answer)})
         self._num_bytes += len(data) - len(self._kept.pop(request_id, b""))
@@ -40,7 +40,7 @@ class PastConversations:
         """Return a body in which the messages of an earlier request and its answer precede the body's own messages.
 
         Raises:
-            BadMessage: the earlier request is not kept, or ``messages`` is not a list.
+            BadMessage: the earlier request is not stored, or ``messages`` is not a list.
         """
         if after not in self._kept:
             text = "'after' names no chat of this connection, or one that is no longer kept: send all messages."
@@ -52,9 +52,9 @@ class PastConversations:
 
 
 def _with_answer(body: dict[str, Any], answer: dict[str, Any]) -> list[Any]:
-    """Return the messages of a request and its answer, which may continue the last one of them.
+    """Return the messages of a request and its answer, which may continue the last message.
 
-    A request that was cancelled at once was checked by nobody, so its messages may be anything.
+    The messages may have any form, because a request that was cancelled at once was not validated.
     """
     messages = body["messages"] if isinstance(body["messages"], list) else []
     last = messages[-1] if messages and isinstance(messages[-1], dict) else {}

@@ -39,8 +39,9 @@ class ResponseSocket:
         self._channel = channel
         self._inner = InnerRequest(scope, {CONNECTION_HEADER: uuid.uuid4().hex})
         self._requests = SocketRequests(channel, limits.requests)
-        self._lanes: dict[str | None, asyncio.Task[None]] = {}  # the last request of each
-        self._unstored: dict[str, None] = {}  # ids of responses that end with the connection, the oldest first
+        self._lanes: dict[str | None, asyncio.Task[None]] = {}  # The last request of each lane.
+        # Ids of the responses that are deleted with the connection, the oldest first.
+        self._unstored: dict[str, None] = {}
 
     async def run(self) -> None:
         """Answer messages until the connection ends."""
@@ -107,7 +108,7 @@ class ResponseSocket:
 
 
 def _body_of(message: dict[str, Any]) -> dict[str, Any]:
-    """Return the body of the request that a message asks for. Raises BadMessage for what only HTTP has."""
+    """Return the request body in a message. Raises BadMessage for fields that only HTTP requests may have."""
     if message.get("stream") not in (None, True):
         raise BadMessage("'stream' must be true: a WebSocket streams every response.", param="stream")
     if message.pop("background", None):
@@ -117,7 +118,7 @@ def _body_of(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _event(name: str, data: bytes, lane: str | None) -> bytes:
-    """Return an event as a message: with its lane, and an error in the form that the SDK reads."""
+    """Convert an event to a message with its lane. An error is converted to the form that the SDK expects."""
     if name == "error":
         found = orjson.loads(data)
         failure = ErrorReply(500, found["message"], found["param"], found["code"])

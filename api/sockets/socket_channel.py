@@ -1,4 +1,4 @@
-"""Socket channel: JSON messages over one WebSocket connection, with bounded buffers to both sides."""
+"""Socket channel: sends and receives JSON messages over one WebSocket connection, with bounded buffers."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class BadMessage(Exception):
 class SocketChannel:
     """Messages of one accepted connection.
 
-    If the client does not read, the tasks that send answers wait, and after ``send_seconds`` the client is
-    disconnected. When the client is gone, data for it is dropped, and the tasks that send are cancelled.
+    If the client does not read, the tasks that send answers wait. After ``send_seconds`` the client is disconnected.
+    When the client is gone, data for it is dropped, and the tasks that send are cancelled.
 
     Attributes:
         gone: event that is set when nothing more can be sent.
@@ -50,13 +50,13 @@ class SocketChannel:
         await self._send({"type": "websocket.accept"})
 
     async def messages(self) -> AsyncGenerator[dict[str, Any] | BadMessage, None]:
-        """Yield the client's messages until it leaves; a ``BadMessage`` for what is no JSON object."""
+        """Yield the client's messages until it leaves. Text that is not a JSON object becomes a ``BadMessage``."""
         while (message := await self._receive())["type"] == "websocket.receive":
             text = message.get("text")
             yield _parsed(text.encode() if text is not None else message.get("bytes") or b"")
 
     async def send(self, message: bytes) -> None:
-        """Send a message, which is JSON, once the client has room for it."""
+        """Send a JSON message. Waits until the client has room for it."""
         if self.gone.is_set():
             return
         try:
@@ -65,16 +65,16 @@ class SocketChannel:
         except TimeoutError:
             self.close(*_SLOW)
         except Exception:
-            # The client has left; the end of its messages tells the reader.
+            # The client has left. The end of its messages tells this to the reader.
             self.gone.set()
 
     def close(self, code: int, reason: str) -> None:
-        """Have the connection closed with this code, when its requests have ended."""
+        """Request that the connection is closed with this code after its requests have ended."""
         self._close = code, reason
         self.gone.set()
 
     async def send_close(self) -> None:
-        """Close the connection; without a word to a client that takes none."""
+        """Close the connection. If the client accepts no data, nothing is sent."""
         code, reason = self._close
         try:
             async with asyncio.timeout(0 if code == _SLOW[0] else self._seconds):

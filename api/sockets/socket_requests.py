@@ -1,4 +1,4 @@
-"""Socket requests: the tasks that answer the messages of one connection, bounded, cancelled when it ends."""
+"""Socket requests: runs the tasks that answer a connection's messages, limits them, and finally cancels them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger("rootgraft.sockets")
 
 
 class SocketRequests:
-    """Runs the requests of one connection, and reads further messages meanwhile.
+    """Runs the requests of one connection while further messages are read.
 
     Args:
         most: largest number of requests that may run or wait at one time.
@@ -26,13 +26,13 @@ class SocketRequests:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def check_room(self, request_id: str = "") -> None:
-        """Raise BadMessage if no further request may be begun."""
+        """Raise BadMessage if no further request may be started."""
         if len(self._tasks) >= self._most:
             text = f"{self._most} requests of this connection run or wait already."
             raise BadMessage(text, code="rate_limit_exceeded", request_id=request_id)
 
     def begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Begin the work of a request."""
+        """Start the work of a request."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -41,7 +41,7 @@ class SocketRequests:
     async def run(
         self, take: Callable[[dict[str, Any]], None], refuse: Callable[[BadMessage], Coroutine[Any, Any, None]]
     ) -> None:
-        """Read messages until the client leaves or takes none, then cancel what runs."""
+        """Read messages until the client leaves or stops reading, then cancel the running requests."""
         reader = asyncio.create_task(self._read(take, refuse))
         gone = asyncio.create_task(self._channel.gone.wait())
         try:

@@ -1,4 +1,4 @@
-"""Stream answer: the events of one request of ``/v1/stream`` from the chunks of a chat or a completion."""
+"""Stream answer: converts the chunks of a chat or a completion to the events of a ``/v1/stream`` request."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StreamAnswer:
         self._calls: dict[int, dict[str, Any]] = {}
 
     def take(self, data: bytes) -> list[bytes]:
-        """Take a chunk, and return the events for it."""
+        """Process a chunk. Returns its events."""
         chunk = loads_exact(data)
         if "error" in chunk:
             self._error = chunk["error"]
@@ -44,7 +44,7 @@ class StreamAnswer:
         return [event for choice in chunk["choices"] for event in self._events(choice)]
 
     def cancel(self) -> None:
-        """End it as the client has asked."""
+        """End the answer, because the client has cancelled it."""
         self.is_kept = True
         self._finishes = {0: {"finish_reason": "cancelled", "stop_reason": None}}
 
@@ -58,7 +58,7 @@ class StreamAnswer:
         return message
 
     def last_event(self) -> bytes:
-        """Return ``done``, or ``error`` if the server has broken the answer off."""
+        """Return ``done``, or ``error`` if the server has cut the answer off."""
         if self._error is not None:
             return orjson.dumps({"type": "error", "id": self._id, "status": 500, "error": self._error})
         choices = [{"index": index, **self._finishes[index]} for index in sorted(self._finishes)]

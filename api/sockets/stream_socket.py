@@ -66,7 +66,7 @@ class StreamSocket:
             raise BadMessage("'id' names no request that runs.", param="id", code="request_not_found")
         task = self._running[request_id]
         if not task.cancelling():
-            # Not at once: a task that has not begun would end without a word.
+            # The task is not cancelled at once, because a task that has not started yet would end without any event.
             asyncio.get_running_loop().call_soon(task.cancel)
 
     def _begin(self, request_id: str, message: dict[str, Any]) -> None:
@@ -125,7 +125,7 @@ class StreamSocket:
         await self._channel.send(answer.last_event())
 
     def _leave_now(self, request_id: str) -> None:
-        """Free the id before its last event is sent, after which the client may use it again."""
+        """Release the id before the last event is sent, because the client may then reuse the id."""
         self._running.pop(request_id, None)
 
     async def _refuse(self, error: BadMessage) -> None:
@@ -134,7 +134,7 @@ class StreamSocket:
 
 
 def _body_of(message: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return path and body of the request that a message asks for. Raises BadMessage for what only HTTP has."""
+    """Return the path and body of a message's request. Raises BadMessage for fields that only HTTP has."""
     if ("messages" in message) == ("prompt" in message):
         raise BadMessage("'generate' needs either 'messages' or 'prompt'.", param="messages")
     if message.get("stream") not in (None, True):
