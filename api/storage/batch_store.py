@@ -1,4 +1,4 @@
-"""Batch records: state of each batch in a JSON file, durable across crashes.
+"""Batch store: keeps the state of each batch in a JSON file, which survives crashes.
 
 validating -> in_progress -> finalizing -> completed        every line has an answer or an error
      |             |-> cancelling -> cancelled              answers until then are kept
@@ -18,13 +18,13 @@ from .file_store import read_records, write_json
 from .steady_clock import STEADY_CLOCK
 
 ENDED = ("completed", "failed", "cancelled", "expired")
-WINDOW = 86400  # seconds
+WINDOW = 86400  # Seconds from a batch's creation to its expiry.
 _TIMED = ("in_progress", "finalizing", "cancelling", "completed", "failed", "cancelled", "expired")
 
 
 @dataclass(slots=True)
 class BatchCounts:
-    """Number of a batch's lines, of answered and of failed lines, and the tokens of the answers by kind."""
+    """Numbers of all, answered and failed lines of a batch, and the tokens of its answers by kind."""
 
     total: int = 0
     completed: int = 0
@@ -37,8 +37,8 @@ class BatchRecord:
     """State of a batch. Times are seconds since 1970; ``body`` has OpenAI's names.
 
     Attributes:
-        owner: the tenant, empty without keys.
-        key: name of the API key with which its requests are made.
+        owner: the tenant; "" without keys.
+        key: name of the API key with which the batch's requests are made.
         outcome: the state in which the batch will end.
         output_expiry: seconds until the output files expire, None for the default.
         times: time at which the batch entered each state, by state.
@@ -70,11 +70,11 @@ class BatchRecord:
 
     @classmethod
     def stored(cls, fields: dict[str, Any]) -> BatchRecord:
-        """Return the record of a file."""
+        """Convert the fields of a file to a record."""
         return cls(**{**fields, "counts": BatchCounts(**fields["counts"])})
 
     def body(self) -> dict[str, Any]:
-        """The batch in OpenAI's format."""
+        """Return the batch in OpenAI's format."""
         counts = self.counts
         return {
             "id": self.id,
@@ -110,7 +110,7 @@ class BatchRecords:
 
     Args:
         folder: folder of the records; created if missing.
-        clock: seconds since 1970.
+        clock: returns seconds since 1970.
     """
 
     def __init__(self, folder: Path, clock: Callable[[], float] = STEADY_CLOCK) -> None:
@@ -128,14 +128,14 @@ class BatchRecords:
         return [record for record in self._records.values() if not record.has_ended]
 
     def new(self, **fields: Any) -> BatchRecord:
-        """Create and save a record. OSError leaves none."""
+        """Create and save a record. After an OSError, no record exists."""
         record = BatchRecord(created_at=int(self._clock()), **fields)
         self.save(record)
         self._records[record.id] = record
         return record
 
     def move(self, record: BatchRecord, status: str) -> None:
-        """Set the state and its time, and save the record. OSError leaves it in its state."""
+        """Set the state and its time, and save the record. After an OSError, the state is unchanged."""
         before = record.status
         self.mark(record, status)
         try:
@@ -146,7 +146,7 @@ class BatchRecords:
             raise
 
     def mark(self, record: BatchRecord, status: str) -> None:
-        """Set the state and its time in memory alone."""
+        """Set the state and its time in memory, without saving the record."""
         record.status = status
         record.times[status] = int(self._clock())
 
@@ -164,7 +164,7 @@ class BatchRecords:
         return record if record is not None and record.owner == owner else None
 
     def of(self, owner: str) -> list[BatchRecord]:
-        """All batches of an owner, newest first."""
+        """Return all batches of an owner, the newest first."""
         return [record for record in reversed(self._records.values()) if record.owner == owner]
 
     def forget(self, record: BatchRecord) -> None:

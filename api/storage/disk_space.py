@@ -1,4 +1,4 @@
-"""Disk space: turns the error of a full disk into HTTP 507 with OpenAI's error shape."""
+"""Disk space: converts the error of a full disk to HTTP 507 in OpenAI's error format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def refusing_without_space(what: str) -> Iterator[None]:
-    """Within the block, an ``OSError`` for lack of space becomes HTTPError 507 with the code ``storage_full``.
+    """Context manager: convert an ``OSError`` for lack of space to HTTPError 507 with the code ``storage_full``.
 
     Args:
         what: name of the data that cannot be stored, for the error message.

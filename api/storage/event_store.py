@@ -1,4 +1,4 @@
-"""Event store: the numbered events of responses, kept so that a stream can be resumed, within limits of size and time.
+"""Event store: keeps numbered events of responses, so that streams can be resumed, within limits of size and time.
 
 If room is needed, events of the owner with the most bytes are removed: its oldest log that has ended, or if none has
 ended, the older half of its largest log. So an owner that keeps no more than an equal share never loses events because
@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from ...engine.errors import RequestError
 from ..errors import HTTPError
 
-_OVERHEAD = 128  # bytes of Python objects per event, roughly
-_PIECE_BYTES = 64 << 10  # bytes that are read at once
+_OVERHEAD = 128  # Approximate size in bytes of the Python objects of an event.
+_PIECE_BYTES = 64 << 10  # Number of bytes that are read at once.
 
 
 def not_kept(which: str) -> HTTPError:
-    """Return the error for events of a response that cannot be read any more, or never could."""
+    """Return the error for events that are no longer stored, or never were."""
     text = f"The {which} of this response are not kept: get the response without 'stream'."
     return HTTPError(410, text, code="events_not_kept")
 
@@ -30,10 +30,10 @@ class EventLog:
     """The serialized events of one response, by number. Belongs to one event loop.
 
     Attributes:
-        owner: the tenant, empty without keys.
+        owner: the tenant; "" without keys.
         first: number of the oldest event that is kept.
         num_bytes: bytes of the events that are kept.
-        ended_at: time of the last event, on the store's clock; None while events may come.
+        ended_at: time of the last event, on the store's clock; None while more events may follow.
     """
 
     def __init__(self, store: EventStore, response_id: str, owner: str) -> None:
@@ -45,21 +45,21 @@ class EventLog:
         self._store = store
         self._events: list[bytes] = []
         self._is_forgotten = False
-        self._changed: asyncio.Event | None = None  # set while somebody waits for the next event
+        self._changed: asyncio.Event | None = None  # Set while a reader waits for the next event.
 
     @property
     def next_number(self) -> int:
         return self.first + len(self._events)
 
     def append(self, event: bytes) -> None:
-        """Keep the event with the next number."""
+        """Add the event with the next number."""
         if not self._is_forgotten:
             self._events.append(event)
             self._grow(len(event) + _OVERHEAD)
             self._tell()
 
     def end(self) -> None:
-        """Tell readers that no more events come."""
+        """Tell readers that no more events follow."""
         if self.ended_at is None:
             self.ended_at = self._store.clock()
             if not self._is_forgotten:
@@ -71,7 +71,7 @@ class EventLog:
         self._drop((len(self._events) + 1) // 2)
 
     def forget(self) -> None:
-        """Drop all events, and those to come."""
+        """Drop all events, and ignore later ones."""
         self._drop(len(self._events))
         self._is_forgotten = True
 
@@ -97,7 +97,7 @@ class EventLog:
             raise RequestError(text, param="starting_after")
 
     async def read(self, after: int) -> AsyncGenerator[bytes, None]:
-        """Yield the events after this number, several at once, until the last one. Raises HTTPError as ``check``."""
+        """Yield the events after this number, several at once, until the last one. Raises HTTPError like ``check``."""
         number = after + 1
         while True:
             if self._is_forgotten or number < self.first:
@@ -127,7 +127,7 @@ class EventLog:
 
 @dataclass(slots=True)
 class _OwnerLogs:
-    """The logs of an owner, and their bytes; ended logs are in the order of their ends."""
+    """The logs of an owner and their size in bytes. Ended logs are in the order of their ends."""
 
     running: dict[str, EventLog] = field(default_factory=dict)
     ended: OrderedDict[str, EventLog] = field(default_factory=OrderedDict)
@@ -138,7 +138,7 @@ class EventStore:
     """Logs of events by response. Belongs to one event loop.
 
     Args:
-        max_bytes: limit on all logs together; 0 keeps nothing.
+        max_bytes: largest size of all logs together in bytes; 0 stores nothing.
         ttl: seconds after a response's end for which its events are kept.
     """
 
@@ -158,7 +158,7 @@ class EventStore:
         return {"response_event_bytes": self.num_bytes}
 
     def open(self, response_id: str, owner: str) -> EventLog:
-        """Begin the log of a response."""
+        """Create the log of a response."""
         self._expire()
         log = self._logs[response_id] = EventLog(self, response_id, owner)
         self._owners.setdefault(owner, _OwnerLogs()).running[response_id] = log
@@ -171,7 +171,7 @@ class EventStore:
         return None if log is None or log.owner != owner else log
 
     def drop(self, response_id: str) -> None:
-        """Forget the log of a response, if there is one; its readers get an error."""
+        """Remove the log of a response, if there is one. Its readers get an error."""
         log = self._logs.get(response_id)
         if log is not None:
             log.forget()
@@ -184,13 +184,13 @@ class EventStore:
                 del self._owners[log.owner]
 
     def take_end(self, log: EventLog) -> None:
-        """Note that a log has ended, which calls this."""
+        """Record that a log has ended. Called by the log."""
         owner = self._owners[log.owner]
         del owner.running[log.response_id]
         owner.ended[log.response_id] = self._ended[log.response_id] = log
 
     def grow(self, log: EventLog, num_bytes: int) -> None:
-        """Count bytes that a log has gained, and free space for them, or bytes that it has lost. Called by the log."""
+        """Count bytes that a log has gained or lost. For gained bytes, space is freed. Called by the log."""
         self.num_bytes += num_bytes
         self._owners[log.owner].num_bytes += num_bytes
         while num_bytes > 0 and self.num_bytes > self.max_bytes:

@@ -1,9 +1,9 @@
-"""File store of the files API: clients' files with metadata in a folder, with limits per owner and in all.
+"""File store: keeps the files of clients with metadata in a folder, with limits for each owner and in total.
 
     FOLDER/file-<32 hexadecimal digits>.data     content
     FOLDER/file-<32 hexadecimal digits>.json     metadata; written last, so that a file exists completely or not at all
 
-Paths are made of ids that this module generates, never of input from clients.
+Paths are built from ids that this module generates, never from input of clients.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from .steady_clock import STEADY_CLOCK
 
 logger = logging.getLogger(__name__)
 
-# One owner has at most so many files.
+# Largest number of files of one owner.
 MAX_FILES = 10_000
 DEFAULT_EXPIRY = 30 * 86400
-# So many uploads of the largest size may run together.
+# Number of uploads of the largest size that may run at the same time.
 MOST_UPLOADS = 4
-# A form may have so many bytes beside its file.
+# Largest number of bytes of a form in addition to its file.
 FORM_BYTES = 64 << 10
 _OWNERS_SHARE = 0.5
 _RETRY = {"retry-after": "5", "connection": "close"}
@@ -43,7 +43,7 @@ _NAME = re.compile(r"file-[0-9a-f]{32}\.(data|json|part)")
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """Metadata of a file: ``owner`` is the tenant (empty without keys), times are seconds since 1970."""
+    """Metadata of a file. ``owner`` is the tenant ("" without keys), and times are seconds since 1970."""
 
     id: str
     owner: str
@@ -54,24 +54,24 @@ class StoredFile:
     expires_at: int
 
     def body(self) -> dict[str, Any]:
-        """The file in OpenAI's format."""
+        """Return the file in OpenAI's format."""
         fields = {name: value for name, value in asdict(self).items() if name != "owner"}
         return {**fields, "object": "file", "status": "processed", "status_details": None}
 
 
 class FileStore:
-    """Files of a folder. The index belongs to one event loop, ``write`` may run on any thread.
+    """Stores files in a folder. The index belongs to one event loop; ``write`` may run on any thread.
 
     Args:
         folder: folder of the files; created if missing. No other process may use it.
-        max_bytes: limit on all files together; with keys, half of it for each owner.
+        max_bytes: largest size of all files together in bytes. With keys, each owner may use half of it.
         max_upload: largest size of a file, in bytes.
         is_read: returns whether a file is in use, so that it is kept even after its expiry.
-        clock: seconds since 1970.
+        clock: returns seconds since 1970.
 
     Attributes:
-        uploads: bytes of uploads under way.
-        answers: bytes of the answers of batches that have not ended, which will be files.
+        uploads: shares of the bytes of uploads in progress.
+        answers: shares of the bytes of answers of unfinished batches, which will become files.
     """
 
     def __init__(
@@ -88,11 +88,12 @@ class FileStore:
         self._is_read = is_read
         self._clock = clock
         self._files: dict[str, StoredFile] = {}
-        # Sums, as room is asked for with each piece of an upload. By owner: files and their bytes.
+        # Numbers and sizes of the files by owner. They are kept as sums, because the room is checked for each piece of
+        # an upload.
         self._num_files: Counter[str] = Counter()
         self._num_bytes: Counter[str] = Counter()
         self._total = 0
-        # Files past their expiry, which are in use, and when the next other one expires.
+        # Files past their expiry that are in use, and the time at which the next other file expires.
         self._overdue: list[StoredFile] = []
         self._next_expiry = math.inf
         self.uploads = TenantShares(MOST_UPLOADS * max_upload)
@@ -104,7 +105,7 @@ class FileStore:
         return self._total
 
     def check_room(self, owner: str, size: int) -> None:
-        """Raise HTTPError 413 if a file of this size exceeds a limit, uploads and answers under way included."""
+        """Raise HTTPError 413 if a file of this size exceeds a limit, counting uploads and answers in progress."""
         self._forget_expired()
         limit = self._max_bytes * (_OWNERS_SHARE if owner else 1)
         if self._num_files[owner] >= MAX_FILES:
@@ -115,19 +116,19 @@ class FileStore:
             raise HTTPError(413, "There is no room for this file: delete others.", code="storage_full")
 
     def begin_upload(self, owner: str) -> Upload:
-        """Begin an upload, whose bytes count from when they come until its end."""
+        """Begin an upload. Its bytes count from their arrival until the upload's end."""
         return Upload(self, owner)
 
     def new(
         self, owner: str, filename: str, purpose: str, size: int, expiry: int | None, file_id: str | None = None
     ) -> StoredFile:
-        """Metadata for a new file, which is not written yet."""
+        """Return the metadata of a new file, which is not written yet."""
         now = int(self._clock())
         expires_at = now + (expiry or DEFAULT_EXPIRY)
         return StoredFile(file_id or new_file_id(), owner, filename[:255], purpose, size, now, expires_at)
 
     def write(self, file: StoredFile, chunks: Iterable[bytes]) -> StoredFile:
-        """Write content and metadata, durably. Returns the metadata with the size written; OSError leaves no file."""
+        """Write content and metadata durably. Returns the metadata with the size. After an OSError, no file exists."""
         size = 0
 
         def counted() -> Iterator[bytes]:
@@ -146,7 +147,7 @@ class FileStore:
         return StoredFile(**metadata)
 
     def add(self, file: StoredFile) -> None:
-        """Enter a file that is written, in place of one of the same id."""
+        """Add a written file to the index. It replaces a file with the same id."""
         self._drop(file.id)
         self._files[file.id] = file
         self._num_files[file.owner] += 1
@@ -171,7 +172,7 @@ class FileStore:
         return file if file is not None and file.owner == owner else None
 
     def of(self, owner: str) -> list[StoredFile]:
-        """All files of an owner, oldest first."""
+        """Return all files of an owner, the oldest first."""
         self._forget_expired()
         return [file for file in self._files.values() if file.owner == owner]
 
@@ -191,14 +192,14 @@ class FileStore:
             later = (file.expires_at for file in self._files.values() if file.expires_at > now)
             self._next_expiry = min(later, default=math.inf)
         if self._overdue:
-            # A file of the same id may have taken the place of one that is overdue.
+            # A file with the same id may have replaced an overdue one.
             self._overdue = [file for file in self._overdue if self._files.get(file.id) is file]
             for file in self._overdue:
                 if not self._is_read(file):
                     self.delete(file)
 
     def _load(self) -> None:
-        """Load the index and delete partly written files."""
+        """Load the index, and delete partly written files."""
         loaded, unread = read_records(self._folder, "file-*.json", lambda fields: StoredFile(**fields))
         for file in sorted(loaded, key=lambda file: (file.created_at, file.id)):
             if self.path(file).exists():
@@ -211,7 +212,7 @@ class FileStore:
 
 
 class Upload:
-    """An upload under way: asks for the room of bytes before they are spooled. ``close`` gives it back."""
+    """An upload in progress. It reserves room for bytes before they are spooled; ``close`` releases the room."""
 
     def __init__(self, store: FileStore, owner: str) -> None:
         self._store = store
@@ -219,7 +220,7 @@ class Upload:
         self._num_bytes = 0
 
     def expect(self, size: int) -> None:
-        """Check that so many bytes could be taken now. Raises HTTPError: 413 for files, 503 or 429 for uploads."""
+        """Check that ``size`` bytes fit now. Raises HTTPError: 413 for the file limits, 503 or 429 for uploads."""
         uploads = self._store.uploads
         self._store.check_room(self._owner, size - FORM_BYTES)
         if size > uploads.most - uploads.total:
@@ -230,13 +231,13 @@ class Upload:
             raise HTTPError(429, text, code="rate_limit_exceeded", headers=_RETRY)
 
     def take(self, size: int) -> None:
-        """Take bytes that have come. Raises as ``expect``."""
+        """Reserve bytes that have arrived. Raises like ``expect``."""
         self.expect(size)
         self._store.uploads.take(self._owner, size)
         self._num_bytes += size
 
     def settle(self, size: int) -> None:
-        """Hold the bytes of the file alone, and check its room. Raises HTTPError 413."""
+        """Reserve only the bytes of the file itself, and check that they fit. Raises HTTPError 413."""
         self.close()
         self._store.check_room(self._owner, size)
         self._store.uploads.take(self._owner, size)
@@ -260,8 +261,8 @@ def read_records(
         make: converts the fields in a file to a record.
 
     Returns:
-        The records, and files without a valid record, as written by another version of the server, which are logged and
-        kept.
+        The records, and the files without a valid record, for example from another version of the server. Such files
+        are logged and kept.
     """
     records: list[_Record] = []
     unread: list[Path] = []
@@ -275,7 +276,7 @@ def read_records(
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON to a file, durably and atomically. OSError leaves the file as it was."""
+    """Write JSON to a file, durably and atomically. After an OSError, the file is unchanged."""
     _write(path, [orjson.dumps(value)])
 
 
@@ -288,6 +289,6 @@ def _write(path: Path, chunks: Iterable[bytes]) -> None:
             os.fsync(out.fileno())
         part.replace(path)
     except BaseException:
-        # The unfinished file would keep the space that it was short of.
+        # The unfinished file would occupy space, of which there is too little.
         part.unlink(missing_ok=True)
         raise

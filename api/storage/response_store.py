@@ -1,4 +1,4 @@
-"""Response store: past responses in memory, LRU within limits of count, bytes and idle time, by owner.
+"""Response store: keeps past responses in memory (LRU) within limits on their number, size and idle time.
 
 If room is needed, the owner that stores the most loses its least recently used response. So an owner that stores no
 more than an equal share never loses a response because of others.
@@ -19,13 +19,16 @@ from ..exact_json import dumps_exact, loads_exact
 
 MAX_RESPONSES = 10_000
 MAX_BACKGROUND = 64
-_OVERHEAD = 1024  # bytes of Python objects per record, roughly
-_PER_ITEM = 256  # bytes of Python objects per item id
-_MOST_AT_ONCE = 256  # records examined for eviction per put or get
+_OVERHEAD = 1024  # Approximate size in bytes of the Python objects of a record.
+_PER_ITEM = 256  # Size in bytes of the Python objects for an item id.
+_MOST_AT_ONCE = 256  # Largest number of records that one put or get examines for eviction.
 
 
 def packed(value: Any) -> bytes:
-    """JSON for storage, copied: the bytes of orjson keep their write buffer alive, up to 16 times their length."""
+    """Serialize JSON for storage.
+
+    The bytes are copied, because orjson's bytes keep their write buffer alive, which is up to 16 times as long.
+    """
     return bytes(memoryview(dumps_exact(value)))
 
 
@@ -34,12 +37,12 @@ class StoredResponse:
     """A response and its conversation.
 
     Attributes:
-        owner: the tenant, empty without keys.
+        owner: the tenant; "" without keys.
         body: the response, as JSON.
         turns: input items as JSON lists, one for each turn; the lists of earlier turns are shared with the records of
             the earlier responses.
         output: output items, as a JSON list.
-        item_ids: ids of the items of its own turn.
+        item_ids: ids of the items in the response's own turn.
         job: task of a background response in progress.
         connection: id of the only WebSocket connection that may use the response; empty if its owner may use it on any
             connection.
@@ -58,24 +61,24 @@ class StoredResponse:
 
     @property
     def num_bytes(self) -> int:
-        """Upper bound of its memory: shared turns count for each record."""
+        """Upper bound of the record's memory in bytes. Turns that records share count for each of them."""
         return len(self.body) + sum(map(len, self.conversation())) + _PER_ITEM * len(self.item_ids) + _OVERHEAD
 
     def items(self) -> list[dict[str, Any]]:
         return [item for turn in self.turns for item in loads_exact(turn)]
 
     def own_turns(self) -> tuple[bytes, ...]:
-        """Its own input turn and its output."""
+        """Return the response's own input turn and its output."""
         return (*self.turns[-1:], self.output)
 
     def conversation(self) -> tuple[bytes, ...]:
-        """The turns before a next response."""
+        """Return the turns that precede the next response."""
         return (*self.turns, self.output)
 
 
 @dataclass(slots=True)
 class _Owner:
-    """An owner's responses, the least recently used first, and their bytes."""
+    """The responses of an owner, the least recently used first, and their size in bytes."""
 
     records: OrderedDict[str, StoredResponse] = field(default_factory=OrderedDict)
     num_bytes: int = 0
@@ -86,10 +89,10 @@ class ResponseStore:
     """LRU store of responses. Belongs to one event loop.
 
     Attributes:
-        max_bytes: limit on all records together; 0 stores nothing.
+        max_bytes: largest size of all records together in bytes; 0 stores nothing.
         max_idle: seconds without access after which a response expires.
-        max_count: limit on the number of responses.
-        jobs: background responses in progress.
+        max_count: largest number of responses.
+        jobs: shares of the background responses in progress, by tenant.
     """
 
     max_bytes: int
@@ -117,7 +120,7 @@ class ResponseStore:
         return self.max_bytes > 0
 
     def put(self, record: StoredResponse) -> None:
-        """Store a response, replacing one of the same id; the least recently used are evicted."""
+        """Store a response. It replaces one with the same id. The least recently used responses are evicted."""
         self._remove(record.id)
         record.last_used = self.clock()
         self._records[record.id] = record
@@ -132,7 +135,7 @@ class ResponseStore:
         self._evict()
 
     def get(self, owner: str, response_id: str, connection: str = "") -> StoredResponse | None:
-        """Return the response of this id if it belongs to the owner, and to no other connection."""
+        """Return the response with this id if it belongs to the owner and to no other connection."""
         self._evict()
         record = self._records.get(response_id)
         if record is None or record.owner != owner or record.connection not in ("", connection):
@@ -143,7 +146,7 @@ class ResponseStore:
         return record
 
     def delete(self, owner: str, response_id: str, connection: str = "") -> bool:
-        """Delete a response and cancel its job. Returns False if the owner has none of this id."""
+        """Delete a response and cancel its job. Returns False if the owner has no response with this id."""
         record = self.get(owner, response_id, connection)
         if record is None:
             return False

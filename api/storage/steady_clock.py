@@ -11,7 +11,7 @@ import time
 
 
 class SteadyClock:
-    """Seconds since 1970, as the system's clock had them when this was made and as time has passed since."""
+    """Seconds since 1970: the system clock's time at creation plus the time that has passed since."""
 
     def __init__(self) -> None:
         self._origin = time.time() - _elapsed()
@@ -21,10 +21,10 @@ class SteadyClock:
 
 
 def _elapsed() -> float:
-    """Return seconds since some fixed moment; time in which the machine sleeps counts if the system supports it."""
+    """Return seconds since a fixed moment. Time in which the machine sleeps counts if the system supports this."""
     boot = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boot is None else time.clock_gettime(boot)
 
 
 STEADY_CLOCK = SteadyClock()
-"""Of this process."""
+"""The steady clock of this process."""
