@@ -1,1 +1,1 @@
-"""The protocol of Text Generation Inference: its bodies as completions of ours, and its answers."""
+"""Text Generation Inference: translates its bodies to completions, and builds its responses."""

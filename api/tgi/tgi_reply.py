@@ -1,4 +1,4 @@
-"""Answers of Text Generation Inference: one object, or an event for each token, of which the last has the text.
+"""TGI reply: one object, or an event for each token, the last of which contains the whole text.
 
 data: {"index": 1, "token": {"id": 7, "text": "a", "logprob": -0.2, "special": false}, "generated_text": null, ...}
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class TgiReply(ReplyEnd):
-    """State of one answer.
+    """State of one answer, from its request to its end.
 
     Args:
         special: ids of tokens without text.
@@ -35,13 +35,14 @@ class TgiReply(ReplyEnd):
         self._text: list[str] = []
         self._tokens: list[dict[str, Any]] = []
         self._tops: list[list[dict[str, Any]]] = []
-        # The last event, until it is sent: the end of the answer is told with it.
+        # The last event, until it is sent, because the end of the answer is added to it.
         self._last: dict[str, Any] | None = None
 
     def take(self, delta: TextDelta) -> list[dict[str, Any]]:
-        """Add a delta and return its events. The text of several tokens goes with the last of them.
+        """Add a delta. Returns its events. The text of several tokens is in the event of the last of them.
 
-        As the engine tells the end apart from the last tokens, the last event may change until ``sent`` is called.
+        The engine reports the end separately from the last tokens, so the last event may change until ``sent`` is
+        called.
         """
         events = []
         self._text.append(delta.text)
@@ -56,11 +57,11 @@ class TgiReply(ReplyEnd):
         return events
 
     def sent(self) -> None:
-        """Record that the events so far are sent, so that they cannot change any more."""
+        """Record that the events so far were sent, so that they cannot change any more."""
         self._last = None
 
     def body(self) -> dict[str, Any]:
-        """Return the whole answer. Raises ``failure``, and EngineError if the engine did not end it."""
+        """Return the whole answer. Raises ``failure`` if it is set, and EngineError if the engine did not end it."""
         finish = self.ended()
         details = {**self._details(finish), "prefill": [], "tokens": self._tokens}
         if self._body.parameters.top_n_tokens:
@@ -71,9 +72,9 @@ class TgiReply(ReplyEnd):
         return (self._body.inputs if self._body.parameters.return_full_text else "") + "".join(self._text)
 
     def _end(self, finish: Finish, events: list[dict[str, Any]], rest: str) -> None:
-        """Tell the end with the last token: the one that ended the answer, or of another end the last one of it.
+        """Add the end to the event of the token that ended the answer, or else of the last token.
 
-        If that one is sent already, an event without a token of its own tells the end.
+        If that event was already sent, an event without a new token reports the end.
         """
         if finish.stop_token is not None or self._last is None:
             last = self._tokens[-1]["id"] if self._tokens else 0
@@ -110,12 +111,12 @@ class TgiReply(ReplyEnd):
 
 
 async def tgi_events(reply: TgiReply, deltas: Deltas) -> AsyncGenerator[bytes, None]:
-    """Yield the events of an answer. An error after the first one is an event of its own, the last one."""
+    """Yield the events of an answer. An error after the first event is sent as the last event."""
     begun = False
     try:
         async with aclosing(deltas) as stream:
             async for several in stream:
-                # All of them are taken before the first is written, as the end changes the last one.
+                # All deltas are processed before the first event is sent, because the end changes the last event.
                 events = [event for delta in several for event in reply.take(delta)]
                 if events:
                     begun = True

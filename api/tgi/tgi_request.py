@@ -1,4 +1,4 @@
-"""Request bodies of Text Generation Inference, and their translation to completions."""
+"""TGI request: bodies of Text Generation Inference, and their translation to completions."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ NAMES = FieldNames(
     (rf"^({'|'.join(_SAMPLING)}|frequency_penalty|stop)$", r"parameters.\1"),
     parts={"guided_json": "grammar", "guided_regex": "grammar", "max_tokens": "max_new_tokens"},
 )
-"""Names that the fields of a completion have here."""
+"""Names of a completion's fields in Text Generation Inference."""
 
 
 class TgiGrammar(StrictModel):
-    """Form of the answer: a JSON Schema, one with a name, or a regular expression."""
+    """Format of the answer: a JSON Schema, a JSON Schema with a name, or a regular expression."""
 
     type: Literal["json", "regex", "json_schema"]
     value: Any
@@ -45,7 +45,7 @@ class TgiGrammar(StrictModel):
 
 
 class TgiSampling(StrictModel):
-    """How tokens are drawn."""
+    """Sampling parameters."""
 
     do_sample: bool = False
     frequency_penalty: float = 0.0
@@ -61,7 +61,7 @@ class TgiSampling(StrictModel):
 
 
 class TgiParameters(TgiSampling):
-    """The parameters of a request. Without ``do_sample`` or any sampling option, decoding is greedy.
+    """Parameters of a request. Without ``do_sample`` or any sampling option, decoding is greedy.
 
     Attributes:
         truncate: largest number of tokens of the prompt; the beginning of a longer prompt is cut off.
@@ -85,14 +85,14 @@ class TgiParameters(TgiSampling):
 
 
 class TgiRequest(StrictModel):
-    """Body of all routes; ``stream`` counts at ``/`` alone."""
+    """Body of all routes. Only ``/`` reads ``stream``."""
 
     inputs: str
     parameters: TgiParameters = Field(default_factory=TgiParameters)
     stream: bool = False
 
     def as_completion(self, prompt: str | list[int], *, stream: bool) -> CompletionRequest:
-        """Translate to a completion of a prompt. Stop strings are part of free text. Raises RequestValidationError."""
+        """Translate to a completion of a prompt. Free text may contain stop strings. Raises RequestValidationError."""
         given = self.parameters
         fields: dict[str, Any] = {
             **{name: value for name in _SAMPLING if (value := getattr(given, name)) is not None},
