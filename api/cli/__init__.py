@@ -1,1 +1,1 @@
-"""Command line ``rootgraft``: commands, options, clients of a server, benchmarks."""
+"""Command line ``rootgraft``: its commands and options, clients of a server, and benchmarks."""

@@ -1,4 +1,4 @@
-"""Figures and table of ``rootgraft bench serve``: throughput, TTFT, ITL, TPOT, end-to-end latency."""
+"""Bench report: figures and table of ``rootgraft bench serve`` (throughput, TTFT, ITL, TPOT, end-to-end latency)."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from ...engine.errors import ConfigError
 from ..exact_json import loads_exact
 from .options import BenchOptions
 
-# Short frequent words. In nearly every tokenizer each word is one token, together with the space before it.
+# Short frequent words. In nearly every tokenizer, each of these words is one token together with the space before it.
 _TEXT = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
     "part place case week company system program question work government number night point home water room mother "
@@ -49,7 +49,7 @@ class BenchRequest:
     Attributes:
         body: request body without the fields that ``RemoteServer.stream`` adds.
         mix: name of the part of the load to which it belongs.
-        schema: JSON Schema of its answer, or None.
+        schema: JSON Schema of the answer; None for free text.
     """
 
     body: dict[str, Any]
@@ -66,14 +66,14 @@ class TokenScale:
 
     @classmethod
     def fit(cls, few: tuple[int, int], many: tuple[int, int]) -> TokenScale:
-        """Return the line through two measurements (words, tokens); one token per word without reported usage."""
+        """Return the line through two measurements (words, tokens). If no usage is reported, a word is one token."""
         if few[1] <= 0 or many[1] <= few[1]:
             return cls(0.0, 1.0)
         per_word = (many[1] - few[1]) / (many[0] - few[0])
         return cls(few[1] - per_word * few[0], per_word)
 
     def words(self, tokens: int, *, fixed: bool) -> int:
-        """Return the number of words for about ``tokens`` tokens, less the fixed part if ``fixed``; at least one."""
+        """Return the number of words, at least 1, for about ``tokens`` tokens. ``fixed``: subtract the fixed part."""
         return max(1, round((tokens - (self.fixed if fixed else 0)) / self.per_word))
 
 
@@ -82,7 +82,7 @@ def words(rng: Random, count: int) -> str:
 
 
 def mixed_requests(options: BenchOptions, scale: TokenScale, rng: Random, count: int) -> list[BenchRequest]:
-    """Return ``count`` requests, of the kinds of ``--mix`` in turn. No prompt repeats, within a call or between calls.
+    """Return ``count`` requests, of the kinds of ``--mix`` in turn. All prompts differ, also between calls.
 
     Args:
         rng: source of random prompts; the same state makes the same requests.

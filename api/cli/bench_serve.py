@@ -1,7 +1,7 @@
 """``rootgraft bench serve``: load an OpenAI-compatible server at a given request rate and concurrency.
 
-For each arrival of text the client only reads the clock twice and parses one JSON object, because it often shares its
-cores with the measured server.
+For each arrival of text, the client only reads the clock twice and parses one JSON object, because the client often
+shares its cores with the measured server.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ EXIT_INTERRUPTED = 130
 
 
 class BenchRun:
-    """A server under load: sends requests, measures them, and keeps the measurements if it is cancelled.
+    """A server under load: sends requests and measures them. The measurements remain after a cancellation.
 
     Attributes:
         timings: timings of the requests that have ended, in the order of their ends.
@@ -61,7 +61,7 @@ class BenchRun:
 
 
 def broken(schema: dict[str, Any], text: str, finish: str | None) -> str | None:
-    """Return the fault of a structured answer ("cut off", "not JSON", "breaks its schema"), or None without a fault."""
+    """Return the fault of a structured answer, "cut off", "not JSON" or "breaks its schema"; None without fault."""
     from ..structured.jsonschema_validators import Draft202012Validator
 
     try:
@@ -74,7 +74,7 @@ def broken(schema: dict[str, Any], text: str, finish: str | None) -> str | None:
 def bench_serve(remote: RemoteOptions, options: BenchOptions) -> int:
     """Run the load, print the table and write the JSON file. Returns 1 if no request was completed, else 0.
 
-    If interrupted, it does the same with the requests that have ended so far, and returns 130.
+    If interrupted, it reports the requests that have ended so far, and returns 130.
     """
     seed = seed_of(options)
     server, load, interrupted = uvloop.run(_run(remote, options, seed))

@@ -1,5 +1,7 @@
-"""``rootgraft bench step``: how the time of an engine's step divides, without a server, and how near it is to what the
-machine can do."""
+"""``rootgraft bench step``: measures the parts of an engine's step without a server, and compares them with limits.
+
+The limits are the times that the machine needs at least, by its memory bandwidth and its peak performance.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def bench_step(engine: EngineConfig, options: StepOptions) -> int:
 
 
 def table(times: StepTimes) -> str:
-    """Return the times as text: milliseconds of a step, their share of it, and the share of the machine's limit."""
+    """Format the times as text: milliseconds of a step, their share of the step, and the share of the limit."""
     lines = [
         *times.summary,
         f"Limits: reading {times.reading / 1e9:.1f} GB/s, {times.products / 1e9:.0f} G products/s",
@@ -51,7 +53,7 @@ def table(times: StepTimes) -> str:
 
 
 def limit(times: StepTimes) -> float:
-    """Return the least seconds that the machine could need for a step."""
+    """Return a lower bound, in seconds, of the time that the machine needs for a step."""
     return sum(part.limit or 0.0 for part in times.parts.values())
 
 

@@ -1,4 +1,4 @@
-"""``rootgraft bench serve --sweep``: throughput and latencies of a server by the number of its clients.
+"""``rootgraft bench serve --sweep``: measures throughput and latencies of a server by the number of its clients.
 
 At each level a number of clients send requests, each client one after another (a closed loop). Each prompt differs from
 the prompts of all other requests of all levels and runs, except for the text that a mix shares on purpose. A level ends
@@ -36,7 +36,7 @@ from .sweep_chart import write_chart
 from .sweep_report import Level, find_knee, sweep_table
 
 _REQUESTS_PER_CLIENT = 4
-# Least number of requests of a level: a percentile of fewer is meaningless.
+# Smallest number of requests of a level, because a percentile of fewer requests is meaningless.
 _FEWEST_REQUESTS = 16
 
 
@@ -78,7 +78,10 @@ def bench_sweep(remote: RemoteOptions, options: BenchOptions) -> int:
 async def _run(
     remote: RemoteOptions, options: BenchOptions, seed: int, levels: list[Level], loads: list[BenchRun]
 ) -> tuple[RemoteServer, bool]:
-    """Measure level after level, appended to ``levels``. Returns the server, and whether it was interrupted."""
+    """Measure level after level and append them to ``levels``.
+
+    Returns the server, and whether the run was interrupted.
+    """
     extra = extra_fields(options.extra_body)
     async with RemoteServer.connect(remote) as server:
         scale = await measure_scale(server, options, extra)
@@ -99,7 +102,7 @@ async def _run(
 
 
 async def _measure(load: BenchRun, requests: Sequence[BenchRequest], clients: int) -> None:
-    """Let ``clients`` clients send the requests; each sends its next request when its last one has ended."""
+    """Send the requests from ``clients`` clients. A client sends its next request when its last one has ended."""
     left = iter(requests)
     with progress(len(requests), f"{clients} clients") as bar:
 

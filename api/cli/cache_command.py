@@ -1,4 +1,4 @@
-"""``rootgraft cache``: lists, counts, removes, packs and unpacks the KV in a folder of ``--kv-disk`` or on a server."""
+"""``rootgraft cache``: lists, removes, exports and imports the KV in a folder of ``--kv-disk`` or on a server."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def clear(options: KvCacheOptions) -> int:
 
 
 def export(options: KvExportOptions) -> int:
-    """Pack a folder, or a session on a server, into a file. Returns 0. Raises ConfigError, RemoteError, OSError."""
+    """Export a folder, or a session on a server, to a file. Returns 0. Raises ConfigError, RemoteError, OSError."""
     if options.kv_disk is not None:
         with _opened(options.kv_disk) as folder:
             print(f"{folder.export(Path(options.file))} pages of KV written to {options.file}")
@@ -80,7 +80,7 @@ def export(options: KvExportOptions) -> int:
 
 
 def import_file(options: KvImportOptions) -> int:
-    """Unpack a file into a folder or a server. Returns 0, or 1 if the server cannot use it.
+    """Import a file to a folder or a server. Returns 0, or 1 if the server cannot use the file.
 
     Raises:
         ConfigError, RemoteError, OSError: as for ``export``.

@@ -143,7 +143,7 @@ def _example(question: dict[str, Any], path: Path, number: int, line: str) -> tu
 
 
 def _labels(question: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """Return the accepted spellings of each label of a question."""
+    """Return the spellings of each label of a question that the data may have."""
     if question["type"] == "predicate":
         return [(True,), (False,)]
     if question["type"] == "choice":

@@ -1,4 +1,4 @@
-"""The commands of ``rootgraft``: help, options, and function of each; its module is imported when the command runs."""
+"""Commands of ``rootgraft``: help, options and function of each. A function's module is imported on its first run."""
 
 from __future__ import annotations
 

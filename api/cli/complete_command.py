@@ -1,4 +1,4 @@
-"""``rootgraft complete``: let a server continue a text."""
+"""``rootgraft complete``: lets a server continue a text."""
 
 from __future__ import annotations
 

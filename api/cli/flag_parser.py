@@ -1,4 +1,4 @@
-"""Flag parser: command lines from dataclasses; each field made with ``engine.config.option`` is one flag.
+"""Flag parser: parses command lines to dataclasses. Each field made with ``engine.config.option`` is one flag.
 
 A command that starts an engine also takes the options of vLLM and SGLang (``engine.peer_options``), a YAML file of
 options (``--config``) and vLLM's environment variables. The command line takes precedence over the file, and the file
@@ -24,11 +24,11 @@ from ...engine.peer_options import PeerOption, complete, environment, nearest, p
 from ..models_file import MODEL_OPTIONS, OWN_OPTIONS, ModelEntry, ModelsFile, models_file_of
 from .option_words import options_of_file, plain_words, words_of
 
-# Names in the namespace that are no fields: the YAML file, and options of peers without an option of ours.
+# Names in the namespace that are not fields: the YAML file, and options of vLLM and SGLang without an equivalent here.
 _CONFIG = "config file"
 _PEER = "peer "
 
-# Options that accept several words, of which none can be a model's name.
+# Options that accept several words, none of which can be a model's name.
 _NO_MODELS = ("lora-modules", "adapter-sources")
 
 _SHORT_HELP = 170  # characters: two or three lines
@@ -190,7 +190,10 @@ class _Command:
         return given
 
     def options(self, given: dict[str, Any], argv: Sequence[str] | None) -> list[Any]:
-        """Return an instance of each class. ``argv`` is searched for a model's name that an option has consumed."""
+        """Return an instance of each class.
+
+        ``argv`` is searched for a model's name that an option may have consumed.
+        """
         if argv is not None and self._positional and self._positional not in given:
             self.check_words(argv)
         if self.peers:
@@ -202,7 +205,7 @@ class _Command:
     def models(
         self, given: dict[str, Any], fleet: ModelsFile, note: Callable[[str], None]
     ) -> list[tuple[ModelEntry, list[Any]]]:
-        """Return each model of a models file with its instances."""
+        """Return each model of a models file with its instances of the options' classes."""
         file = given[_CONFIG]
         common = self.with_file({_CONFIG: file}, fleet.common, note)
         for source, options in (("", given), (f"--config {file}: ", common)):
@@ -250,7 +253,7 @@ class _Command:
         return {name: tuple(value) if isinstance(value, list) else value for name, value in vars(namespace).items()}
 
     def _spellings(self) -> tuple[Mapping[str, str], frozenset[str]]:
-        """Return long forms of options by their short forms, and the options without a value."""
+        """Return the long forms of options by their short forms, and the names of options without a value."""
         shorts = {short: f"--{option.name}" for option in self.peers.values() for short in option.short}
         flags = [name for name, (_, kind) in self.specs.items() if kind is bool]
         flags += [name for name, option in self.peers.items() if option.takes == "flag"]
@@ -277,7 +280,7 @@ class _Command:
 
 
 class _Gather(argparse.Action):
-    """Append values to those given before; a JSON list counts as its items."""
+    """Append values to the values given before. A JSON list counts as its items."""
 
     def __call__(
         self,
@@ -294,7 +297,7 @@ class _Gather(argparse.Action):
 
 
 def _add(group: argparse._ActionsContainer, spec: Field[Any], kind: Any, option: PeerOption, text: str) -> None:
-    """Add an option of ours, or another spelling of it."""
+    """Add an option of this server, or another spelling of the option."""
     flag = f"--{option.name}"
     if kind is bool:
         _add_switch(group, flag, spec.name, text, option.values.get("true", "true") == "false")
@@ -326,7 +329,7 @@ def _add_switch(group: argparse._ActionsContainer, flag: str, dest: str, text: s
 
 
 def _add_peer(parser: argparse.ArgumentParser, option: PeerOption) -> None:
-    """Add an option of a peer that has no option of ours."""
+    """Add an option of vLLM or SGLang that has no equivalent here."""
     dest = _PEER + option.name
     if option.takes == "flag":
         parser.add_argument(
@@ -361,7 +364,7 @@ def _converter(
 
 @contextmanager
 def _named(source: str) -> Iterator[None]:
-    """Put the source of an option before the message of an error inside the block."""
+    """Context manager: put the source of an option before the message of an error raised in the block."""
     try:
         yield
     except ConfigError as error:
@@ -373,7 +376,10 @@ def _flag(name: str) -> str:
 
 
 def _bare(positional: str) -> str:
-    """Return the positional argument's name in the namespace, a separate one to detect that both are given."""
+    """Return the positional argument's name in the namespace.
+
+    It differs from the flag's, to detect that both are given.
+    """
     return positional + " without flag"
 
 
@@ -385,7 +391,7 @@ def _specs(classes: Sequence[type[Any]]) -> Iterator[tuple[Field[Any], Any]]:
 
 
 def _help(spec: Field[Any], most: int | None = None) -> str:
-    """Return an option's help with its default; text beyond ``most`` characters is cut after a sentence."""
+    """Return an option's help with its default. Help of more than ``most`` characters is cut after a sentence."""
     text: str = spec.metadata["help"]
     if most is not None and len(text) > most and (end := text.rfind(". ", 0, most)) > 0:
         text = text[: end + 1]

@@ -32,13 +32,13 @@ def print_fleet(options: FleetStatusOptions) -> int:
 
 
 async def _ask(options: FleetStatusOptions) -> dict[str, Any]:
-    # "-" is no model's name: to ask the server for a name would need a key with another scope.
+    # "-" is not a model's name. It keeps the client from requesting the list of models, which needs another scope.
     async with RemoteServer.connect(RemoteOptions(options.url, options.api_key, "-")) as server:
         return await server.get("fleet")
 
 
 def summary_of(fleet: Mapping[str, Any]) -> str:
-    """Return one or two lines: how many replicas serve, and the events since the start."""
+    """Return one or two lines with the number of serving replicas and the events since the start."""
     states = [replica["state"] for replica in fleet["data"]]
     bounds = fleet["autoscale"]
     parts = [f"{states.count('serving')} of {fleet['wanted']} replicas serve"]

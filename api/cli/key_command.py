@@ -42,7 +42,7 @@ def revoke(options: KeyNameOptions) -> int:
 
 
 def list_keys(options: KeyListOptions) -> int:
-    """Print the keys of a file, without data by which they could be used. Returns 0. Raises ConfigError."""
+    """Print the keys of a file without their secrets. Returns 0. Raises ConfigError."""
     entries = read_entries(Path(options.api_key_file))
     if options.json:
         print(json.dumps([entry.model_dump(mode="json", exclude_none=True) for entry in entries], indent=2))

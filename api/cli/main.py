@@ -19,41 +19,42 @@ from .flag_parser import parse, parse_models, short_help
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. Errors of usage and of the engine are one line on standard error."""
+    """Run one command. Returns its exit code. Errors of usage and of the engine are one line on standard error."""
     _open_standard_descriptors()
     try:
         code = _main(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # The reader of our output has closed it: discard the buffered rest silently.
+    # The reader of our output has closed it, so the rest in the buffer is discarded without an error.
+    except BrokenPipeError:
         _discard_output()
         return 1
-    except OSError as error:  # Output goes to a file on a full disk, for one.
+    except OSError as error:  # This occurs, for example, if the output goes to a file on a full disk.
         _discard_output()
         return _print_error("rootgraft", f"standard output cannot be written: {_of_system(error)}", 1)
     return code
 
 
 def _output_is_closed() -> bool:
-    """Return whether the reader of standard output is gone, as after ``| head``: other pipes may break too."""
+    """Return whether the reader of standard output has closed it, as after ``| head``. Other pipes may break, too."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def _discard_output() -> None:
-    """Discard the buffered rest of standard output, which the interpreter would fail to write at its end."""
+    """Discard the rest in the buffer of standard output, which the interpreter would fail to write when it ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _open_standard_descriptors() -> None:
-    """Open those of the descriptors 0 to 2 that are closed, as by ``2>&-``, so that no socket gets their numbers."""
+    """Open closed descriptors among 0 to 2, as after ``2>&-``, so that no socket gets their numbers."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+            os.open(os.devnull, os.O_RDWR)  # os.open uses the lowest free number
     sys.stdin = sys.stdin or open(0)  # noqa: SIM115
     sys.stdout = sys.stdout or open(1, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115
@@ -127,7 +128,7 @@ def _print_error(prog: str, message: str, code: int) -> int:
 
 
 def _there_is(names: Sequence[str]) -> str:
-    """Return a sentence that lists commands; an empty string for none."""
+    """Return a sentence that lists commands; an empty string if there are none."""
     *others, last = names or [""]
     return (f" There are {', '.join(others)} and {last}." if others else f" There is {last}.") if last else ""
 

@@ -1,4 +1,4 @@
-"""Convert command-line words in the spellings of vLLM and SGLang, and options of a YAML file, to our spelling.
+"""Option words: convert options from the command line and YAML files to our spelling, also those of other servers.
 
 ``--max_model_len 4k``, ``-tp 1``, ``--enable-lora=true`` and ``--speculative-config.method off`` become
 ``--max-model-len 4k``, ``--tensor-parallel-size 1``, ``--enable-lora`` and ``--speculative-config={"method": "off"}``.
@@ -75,7 +75,7 @@ def words_of(options: Mapping[str, Any]) -> list[str]:
 
 
 def _split(word: str, shorts: Mapping[str, str]) -> tuple[str, str, str]:
-    """Return option, equals sign and attached value; a word that is no option is returned alone."""
+    """Return the option, the equals sign and the attached value. A word that is no option is returned alone."""
     option, equals, value = word.partition("=")
     name, dot, keys = option.partition(".")
     if name in shorts:
@@ -89,7 +89,7 @@ def _split(word: str, shorts: Mapping[str, str]) -> tuple[str, str, str]:
 
 
 def _put(target: dict[str, Any], dotted: re.Match[str], text: str) -> None:
-    """Set a dotted key of a JSON object, or append to it with ``+``."""
+    """Set the value of a dotted key in a JSON object, or append to the value if the key ends with ``+``."""
     *outer, last = dotted[2].split(".")
     for key in outer:
         target = target.setdefault(key, {})
@@ -104,7 +104,7 @@ def _put(target: dict[str, Any], dotted: re.Match[str], text: str) -> None:
 
 
 def _parsed(text: str) -> Any:
-    """Return the value of a text that is JSON, or else the text itself."""
+    """Return the value of a text if it is JSON, or else the text itself."""
     try:
         return json.loads(text)
     except ValueError:
@@ -112,7 +112,7 @@ def _parsed(text: str) -> Any:
 
 
 def _words_of(key: str, value: Any) -> Iterator[str]:
-    """Return the words of one entry; a list gives several values of one option."""
+    """Yield the words of one entry. A list gives several values of one option."""
     flag = f"--{key.lstrip('-')}"
     if isinstance(value, bool):
         yield flag if value else f"--no-{key.lstrip('-')}"

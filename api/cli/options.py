@@ -1,6 +1,6 @@
-"""Options of all commands except serve. A command uses several of these classes together.
+"""Options of all commands except serve. A command may use several of these classes together.
 
-They are in a module of their own, so that help and usage errors do not import the commands' code.
+They are in a separate module, so that help and usage errors do not import the commands' code.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ _ELLIPSIS = "..."
 
 
 def parse_levels(text: str) -> tuple[int, ...]:
-    """Parse ``1,2,4,8`` or ``1,2,4,...,64``: dots continue the sequence by the factor or difference of its numbers.
+    """Parse ``1,2,4,8`` or ``1,2,4,...,64``. Dots continue the sequence by the factor or difference of its numbers.
 
     The factor is used if it is a whole number and fits all numbers before the dots. Raises ConfigError.
     """
@@ -204,7 +204,7 @@ def parse_levels(text: str) -> tuple[int, ...]:
 
 
 def _continued(levels: list[int], last: int) -> list[int]:
-    """Return the numbers after ``levels`` that are smaller than ``last``; none if ``levels`` do not ascend."""
+    """Return the numbers after ``levels`` that are less than ``last``; none if ``levels`` do not ascend."""
     before, current = levels[-2:]
     if not 0 < before < current:
         return []
@@ -495,7 +495,7 @@ class NameOptions:
 
     @property
     def parts(self) -> tuple[str, str | None]:
-        """Return the name and the version, None without one. Raises ConfigError."""
+        """Return the name and the version; None for the version if there is none. Raises ConfigError."""
         name, at, version = self.name.partition("@")
         if not name or (at and not version):
             raise ConfigError(f"--name must be NAME or NAME@DIGEST, not {self.name}.")

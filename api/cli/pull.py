@@ -1,4 +1,4 @@
-"""``rootgraft pull``: download a model to this machine, with a progress bar."""
+"""``rootgraft pull``: downloads a model to this machine, with a progress bar."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def pull(options: PullOptions) -> int:
 
 
 def fetch_model(model: str | None, revision: str | None) -> ModelFiles:
-    """Download a model if it is not cached: a progress bar in a terminal, a line per file in a log.
+    """Download a model if it is not cached. A terminal shows a progress bar, and a log gets a line for each file.
 
     Raises:
         ModelError: there is no such model, or it cannot be downloaded.

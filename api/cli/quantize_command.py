@@ -1,4 +1,4 @@
-"""``rootgraft quantize``: write a quantised copy of a model's folder, with a progress bar in a terminal."""
+"""``rootgraft quantize``: writes a quantised copy of a model's folder, with a progress bar in a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .options import QuantizeOptions
 
 
 def quantize(options: QuantizeOptions) -> int:
-    """Quantise and print what was written. Returns 0."""
+    """Quantise a model and print the path and size of the copy. Returns 0."""
     from tqdm import tqdm
 
     from ...engine.checkpoint.locate import resolve_model

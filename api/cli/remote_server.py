@@ -1,4 +1,4 @@
-"""Async HTTP client for an OpenAI-compatible server: requests, streamed and timed answers, errors on one line."""
+"""Remote server: async HTTP client for an OpenAI-compatible server, with streamed and timed answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DEFAULT_ADDRESS = "http://127.0.0.1:8000/v1"
 
 
 class RemoteError(EngineError):
-    """A server cannot be reached, refuses a request or breaks off an answer.
+    """A server cannot be reached, refuses a request, or ends an answer too early.
 
     Args:
         kind: kind of the error for counting: "HTTP 503", "not reachable", "broken off".
@@ -47,9 +47,9 @@ class Timing:
 
     Attributes:
         ended: time of the end of the stream, or of the failure.
-        ttft: seconds to the first token, None without a token.
-        gaps: seconds between consecutive arrivals of text (an arrival may hold several tokens).
-        prompt: number of prompt tokens in the server's usage, ``cached`` of them from its cache (None if not reported).
+        ttft: seconds to the first token; None without a token.
+        gaps: seconds between consecutive arrivals of text. An arrival may contain several tokens.
+        prompt: number of prompt tokens in the server's usage. ``cached`` of them were cached (None if not reported).
         completion: number of output tokens in the server's usage, else the number of arrivals.
         finish: the server's finish reason.
         error: the kind of failure, or None.
@@ -80,7 +80,7 @@ class Timing:
 
 
 class RemoteServer:
-    """Client session with a server and one of its models. Made by ``connect``."""
+    """Client session with a server and one of its models. Use ``connect`` to create it."""
 
     def __init__(self, session: aiohttp.ClientSession, url: URL, model: str) -> None:
         self._session = session
@@ -90,7 +90,9 @@ class RemoteServer:
     @classmethod
     @asynccontextmanager
     async def connect(cls, options: RemoteOptions, *, uds: str | None = None) -> AsyncIterator[Self]:
-        """Open a session; without a model's name, use the first listed model. Raises ``RemoteError``, ``ConfigError``.
+        """Context manager: open a session, by default with the first listed model.
+
+        Raises ``RemoteError``, ``ConfigError``.
 
         Args:
             uds: Unix domain socket to which to connect, whatever the host of the address is.
@@ -128,7 +130,7 @@ class RemoteServer:
             raise RemoteError("no model", f"{self._url} lists no model: name one with --model.") from error
 
     async def get(self, path: str) -> dict[str, Any]:
-        """Return the JSON object at a path. Raises RemoteError for a refusal, no answer, or other content."""
+        """Return the JSON object at a path. Raises RemoteError for a refusal, a missing answer, or other content."""
         try:
             async with self._session.get(self._url / path, timeout=_timeout(_HEALTH_TIMEOUT)) as response:
                 await _raise_for_status(response)
@@ -142,19 +144,22 @@ class RemoteServer:
         return found
 
     async def post(self, path: str, body: Mapping[str, Any] | bytes) -> tuple[int, Mapping[str, str], bytes]:
-        """Send JSON or a file; return (status, headers, body) for any status. Raises RemoteError without an answer."""
+        """Send JSON or a file. Returns status, headers and body for any status.
+
+        Raises RemoteError without an answer.
+        """
         async with self._sent("POST", path, body) as response:
             return response.status, response.headers, await response.read()
 
     async def download(self, path: str, body: Mapping[str, Any]) -> bytes:
-        """Send a request and return the file in its answer. Raises like ``call``."""
+        """Send a request. Returns the file in its answer. Raises like ``call``."""
         async with self._sent("POST", path, body) as response:
             await _raise_for_status(response)
             return await response.read()
 
     async def call(self, method: str, path: str, body: Mapping[str, Any] | bytes | None = None) -> Any:
-        """Send a request and return the JSON of its answer. Raises RemoteError for a refusal, or without an answer."""
-        # A POST may download an adapter, so its time is not limited.
+        """Send a request. Returns the JSON of its answer. Raises RemoteError for a refusal, or without an answer."""
+        # A POST request may start the download of an adapter, so its time is not limited.
         silent = _HEALTH_TIMEOUT if method == "GET" else None
         async with self._sent(method, path, body, silent) as response:
             await _raise_for_status(response)
@@ -165,14 +170,14 @@ class RemoteServer:
             raise RemoteError("no JSON", f"{self._url} answers with what is no JSON: {raw[:80]!r}") from error
 
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Yield the events of one streamed answer; the last may hold only ``usage``.
+        """Yield the events of one streamed answer; the last event may contain only ``usage``.
 
         Args:
             path: path relative to the base address: ``"chat/completions"``.
             body: request body; ``model``, ``stream`` and ``stream_options`` are added.
 
         Raises:
-            RemoteError: no connection, a refusal, an error event, or a stream that breaks off.
+            RemoteError: no connection, a refusal, an error event, or a stream that ends too early.
         """
         full_body = {"model": self.model, **body, "stream": True, "stream_options": {"include_usage": True}}
         async with self._sent("POST", path, full_body, _SILENT_SECONDS) as response:
@@ -181,7 +186,7 @@ class RemoteServer:
                 yield event
 
     async def watch(self) -> NoReturn:
-        """Request the server's health repeatedly. Any answer counts.
+        """Request the server's health repeatedly. An answer with any status counts as healthy.
 
         Raises:
             RemoteError: the server has not answered for a minute, or cannot be reached.
@@ -201,13 +206,16 @@ class RemoteServer:
     async def _sent(
         self, method: str, path: str, body: Mapping[str, Any] | bytes | None, silent: float | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request. Raises RemoteError, also if the server sends nothing for ``silent`` seconds."""
+        """Context manager: send a request.
+
+        Raises RemoteError, also if the server sends nothing for ``silent`` seconds.
+        """
         kind = "application/octet-stream" if isinstance(body, bytes) else "application/json"
         headers = {} if body is None else {"Content-Type": kind}
         try:
             data = body if body is None or isinstance(body, bytes) else dumps_exact(body)
         except UnicodeEncodeError as error:
-            # Input bytes from the terminal that are not UTF-8 are lone surrogates in the text.
+            # Bytes from the terminal that are not UTF-8 become lone surrogates in the text.
             raise RemoteError("no UTF-8", "The text is not UTF-8, as a request must be. Try: iconv -t UTF-8") from error
         try:
             timeout = _timeout(silent)
@@ -236,7 +244,7 @@ async def timed(
         path: path relative to the server's base address.
         body: request body without the fields that ``RemoteServer.stream`` adds.
         on_text: called with each piece of the answer.
-        on_thought: called with each piece of the thought before the answer, whose tokens are part of the times too.
+        on_thought: called with each piece of the reasoning before the answer, whose tokens are timed, too.
     """
     timing = Timing(started=time.perf_counter())
     arrivals, last = 0, 0.0
@@ -272,12 +280,12 @@ async def timed(
 
 
 def _timeout(silent: float | None = None) -> aiohttp.ClientTimeout:
-    """Return the time limits of a request; ``silent`` is the longest pause of the server, None for no limit."""
+    """Return the time limits of a request. ``silent``: longest pause of the server; None for no limit."""
     return aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=silent)
 
 
 def _default_url() -> str:
-    """Return the address for a command that is given none. Raises ConfigError if several servers run."""
+    """Return the address for a command without one. Raises ConfigError if several servers run on this machine."""
     if url := os.environ.get("ROOTGRAFT_URL"):
         return url
     urls = [f"{each.url}/v1" for each in running_servers({os.getuid()}) if each.url.startswith("http")]
@@ -287,7 +295,7 @@ def _default_url() -> str:
 
 
 def _base_url(text: str) -> URL:
-    """Parse the address; a missing path becomes ``/v1``. Raises ``ConfigError`` for any scheme but HTTP."""
+    """Parse the address. A missing path becomes ``/v1``. Raises ``ConfigError`` for schemes other than HTTP."""
     try:
         url = URL(text if "://" in text else f"http://{text}")
     except ValueError as error:
@@ -328,7 +336,7 @@ async def _raise_for_status(response: aiohttp.ClientResponse) -> None:
 
 
 def _error(raw: bytes) -> tuple[str, str]:
-    """Return the message of an error body in any format, on one line, and its code, empty without one."""
+    """Return the message of an error body in any format, on one line, and the error's code; "" without a code."""
     text, code = raw.decode(errors="replace"), ""
     try:
         body = orjson.loads(raw)

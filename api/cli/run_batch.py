@@ -1,4 +1,4 @@
-"""``rootgraft run-batch``: answer a file of requests with a running server or with a new engine."""
+"""``rootgraft run-batch``: answers a file of requests with a running server or with a new engine."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def _run(engine: EngineConfig, options: RunBatchOptions, output: BatchOutp
 
 
 async def _while_it_answers(server: RemoteServer, work: Coroutine[Any, Any, None]) -> None:
-    """Run the work, but raise RemoteError once the server no longer answers."""
+    """Run the work, but raise RemoteError as soon as the server no longer answers."""
     working, watching = asyncio.create_task(work), asyncio.create_task(server.watch())
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
@@ -92,7 +92,7 @@ async def _while_it_answers(server: RemoteServer, work: Coroutine[Any, Any, None
 
 @contextlib.asynccontextmanager
 async def _connected(options: RemoteOptions, uds: str | None) -> AsyncIterator[RemoteServer]:
-    """Connect to a server; at the Unix domain socket of our own server, retry until it has loaded its model."""
+    """Context manager: connect to a server. With a Unix domain socket, retry until the server has loaded its model."""
     while uds is not None:
         try:
             async with RemoteServer.connect(options, uds=uds):
@@ -111,7 +111,7 @@ def _check_server_runs() -> None:
 
 @contextlib.contextmanager
 def _own_server(engine: EngineConfig) -> Iterator[str]:
-    """Run a server in a child process inside the block. Returns its Unix domain socket, in a folder of this user only.
+    """Context manager: run a server in a child process. Yields its Unix domain socket, in a folder of this user only.
 
     A free port could be taken by another program while the server starts, and that program would get the requests.
     """

@@ -1,6 +1,6 @@
-"""``rootgraft serve``: check the models of the command line, and serve them.
+"""``rootgraft serve``: checks the models of the command line, and serves them.
 
-The engine's process imports the engine while this process imports the server, if there is a single engine.
+If there is a single engine, its process imports the engine while this process imports the server.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def serve(models: ParsedModels, read_again: Callable[[], ParsedModels]) -> int:
 
 
 def _dry_run(models: ParsedModels) -> int:
-    """Print what each model would need here with these options. Returns 0, or 1 if a model does not fit."""
+    """Print what each model would need on this machine with these options. Returns 0, or 1 if a model does not fit."""
     from .machine.doctor import print_report
     from .machine.doctor_checks import check_model
 
@@ -65,7 +65,10 @@ def _dry_run(models: ParsedModels) -> int:
 
 
 def _check_kv_memory(config: EngineConfig) -> None:
-    """Check that the KV pool of a CPU fits in its memory; otherwise the error would come only after loading weights."""
+    """Check that the KV pool of a CPU fits in its memory.
+
+    Otherwise the error would occur only after loading weights.
+    """
     asked, has = config.kv_cache_memory, memory().total / 2**30
     if asked is not None and asked > has and not takes_gpu(config.device):
         raise ConfigError(
@@ -80,7 +83,10 @@ def _is_single_engine(models: ParsedModels) -> bool:
 
 
 def _checked(parsed: ParsedModels) -> Sequence[ServedModel]:
-    """Return models once their files are on this machine and they are compatible. Raises ConfigError, ModelError."""
+    """Return the models, after checks that their files are here and they are compatible.
+
+    Raises ConfigError, ModelError.
+    """
     from ...engine.checkpoint.base_digest import base_digest
 
     models, names = [ServedModel(entry, *options) for entry, options in parsed], []

@@ -1,4 +1,4 @@
-"""Sweep chart: throughput, time to first token and time between tokens by the number of clients, as SVG or PNG.
+"""Sweep chart: draws throughput, TTFT and ITL by the number of clients, as SVG or PNG.
 
 The picture has its own background, which is light or dark according to the viewer's setting. Percentiles also differ in
 their dashes, so that they can be distinguished without colours.
@@ -36,7 +36,7 @@ text{font:12px system-ui,-apple-system,"Segoe UI",sans-serif;fill:#3a4150}.title
 
 
 class PlotCurve(NamedTuple):
-    """A named curve: a value for each position, None if it has no value there."""
+    """A named curve: a value for each position; None for a position without a value."""
 
     name: str
     values: Sequence[float | None]
@@ -105,7 +105,7 @@ class LinePlot:
         x: positions of the curves' values, ascending.
         x_label: label of the x axis.
         is_log: whether the y axis is logarithmic too.
-        mark: index of the position to mark as the knee; None for none.
+        mark: index of the position that is marked as the knee; None for no mark.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class LinePlot:
             self._ticks = log_ticks(min(known), max(known)) if is_log else linear_ticks(max(known))
 
     def parts(self) -> list[str]:
-        """Return the elements: title, grid, frame, knee, and curves with their names at the end."""
+        """Return the elements: title, grid, frame, knee, and the curves with a name at the end of each."""
         title = svg_text(self._left, _TOP - 20, self._title, "head")
         if not self._ticks:
             return [title, svg_text(self._left, (_TOP + _BOTTOM) / 2, "nothing was measured", "small")]
@@ -162,7 +162,7 @@ class LinePlot:
         return parts
 
     def _x_labels(self) -> list[str]:
-        """Return the numbers below the plot, without numbers that would touch the one before."""
+        """Return the numbers below the plot, without numbers that would overlap the previous one."""
         parts, free = [], -math.inf
         for count in self._values:
             if self._x(count) >= free:
@@ -204,7 +204,7 @@ def linear_ticks(highest: float) -> list[float]:
 
 
 def log_ticks(lowest: float, highest: float) -> list[float]:
-    """Return 1, 2 and 5 times powers of ten around both values, or only powers of ten if there would be too many."""
+    """Return 1, 2 and 5 times powers of ten around both values, or only powers of ten if these are too many."""
     lowest = max(lowest, 1e-3)
     first, last = math.floor(math.log10(lowest)), math.ceil(math.log10(max(highest, lowest)))
     for mantissas in ((1, 2, 5), (1,)):

@@ -1,4 +1,4 @@
-"""Sweep report: the knee of throughput by the number of clients, and the table of a sweep."""
+"""Sweep report: the knee of a sweep's throughput curve, and the table of the sweep."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 _LEAST_BEND = 0.1
-"""Least distance from the chord, in parts of the whole, for which a curve counts as bent."""
+"""Smallest distance from the chord, as a fraction of the whole, for which a curve counts as bent."""
 _LEAST_SHARE = 0.5
-"""Least part of the best throughput at a knee."""
+"""Smallest throughput at a knee, as a fraction of the best throughput."""
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 PERCENTILES = ("p50", "p95", "p99")
 
@@ -20,7 +20,8 @@ class Level:
 
     Attributes:
         figures: figures as in ``bench_report.summarise``, with counts of ``invalid_answers`` by fault.
-        interrupted: whether some of its requests have not ended; it is shown, but not used for the knee.
+        interrupted: whether some of the level's requests have not ended. Such a level is shown, but not used for the
+            knee.
     """
 
     clients: int
@@ -34,7 +35,7 @@ class Level:
 
 
 def find_knee(levels: Sequence[Level]) -> int | None:
-    """Return the index of the knee: beyond it more clients cost much latency and bring little throughput.
+    """Return the index of the knee. More clients than at the knee cost much latency and bring little throughput.
 
     The method is Kneedle (Satopaa et al., 2011) for a rising, concave curve: clients and throughput are both scaled to
     0..1, and the knee is the level farthest above the chord from the first level to the last. The result is None for
@@ -58,7 +59,7 @@ def _scaled(values: Sequence[float]) -> list[float]:
 
 
 def sweep_table(levels: Sequence[Level], knee: int | None, *, in_terminal: bool = False) -> str:
-    """Format a sweep in at most 80 columns; the knee's line is marked, and bold in a terminal."""
+    """Format a sweep in at most 80 columns. The line of the knee is marked, and bold in a terminal."""
     lines = ["", _HEADS[0], _HEADS[1]]
     for index, level in enumerate(levels):
         line = _line(level, "*" if index == knee else "!" if level.interrupted else " ")

@@ -1,4 +1,4 @@
-"""Answers in a terminal: streamed text, dim thoughts, figures on one line, errors after the command's name."""
+"""Terminal: prints streamed answers, dim reasoning, figures on one line, and errors after the command's name."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from typing import Any, Protocol
 from .options import RemoteOptions, SamplingOptions
 from .remote_server import RemoteServer, Timing, timed
 
-# Generated text must not control the terminal: tab and newline are the only control characters printed.
+# Generated text must not control the terminal, so tab and newline are the only control characters that are printed.
 _CONTROLS = dict.fromkeys(code for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n")
-# Least seconds between first and last token for a speed to be printed: a short answer may arrive as one piece.
+# Smallest number of seconds between first and last token for which a speed is printed. A short answer may arrive as one
+# piece.
 _LEAST_SECONDS = 0.01
 
 
@@ -26,11 +27,11 @@ class TextOutput(Protocol):
         """Show a further piece."""
 
     def close(self) -> None:
-        """Show the remaining text, and end the line. Called once, also for a stopped answer."""
+        """Show the remaining text, and end the line. This is called once, also for a stopped answer."""
 
 
 class PlainOutput:
-    """Prints text as it arrives; in a terminal without control characters."""
+    """Prints text as it arrives. In a terminal, control characters are left out."""
 
     def __init__(self) -> None:
         self._line_is_open = False
@@ -50,8 +51,8 @@ class ShownAnswer:
 
     Attributes:
         output: output for its text.
-        pieces: the text so far, without the thought.
-        has_thought: whether a thought was printed. Thoughts are dim and printed only in a terminal: pipes get only the
+        pieces: the text so far, without the reasoning.
+        has_thought: whether reasoning was printed. It is printed, dim, only in a terminal, so that pipes get only the
             answer.
     """
 
@@ -71,7 +72,7 @@ class ShownAnswer:
         self.output.write(text)
 
     def write_thought(self, text: str) -> None:
-        """Show a piece of the thought before the answer."""
+        """Show a piece of the reasoning before the answer."""
         if in_terminal():
             self.has_thought = True
             print(f"\x1b[2m{without_controls(text)}\x1b[0m", end="", flush=True)
@@ -87,7 +88,7 @@ class ShownAnswer:
 def stream_answer(
     runner: asyncio.Runner, server: RemoteServer, path: str, body: dict[str, Any], answer: ShownAnswer
 ) -> Timing:
-    """Show an answer as it arrives, and in a terminal its figures. Failures are in the returned timing.
+    """Show an answer as it arrives; in a terminal, also show its figures. Failures are in the returned timing.
 
     Raises:
         KeyboardInterrupt: the user stopped the answer; the text that has arrived is shown.
@@ -117,7 +118,7 @@ def summary(timing: Timing) -> str:
 
 
 def take_any_text() -> None:
-    """Let input that is not UTF-8 reach the request, which refuses it; print ``?`` for characters the output lacks."""
+    """Accept input that is not UTF-8, which requests then refuse, and print ``?`` for characters the output lacks."""
     for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace")):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)
@@ -136,7 +137,7 @@ def sampling_fields(sampling: SamplingOptions, max_tokens: int | None) -> dict[s
 
 @contextlib.contextmanager
 def connected(runner: asyncio.Runner, options: RemoteOptions) -> Iterator[RemoteServer]:
-    """Connect inside the block, for several calls of the runner."""
+    """Context manager: connect to a server, for several calls of the runner."""
     connection = RemoteServer.connect(options)
     server = runner.run(connection.__aenter__())
     try:
@@ -151,12 +152,12 @@ def without_controls(text: str) -> str:
 
 
 def in_terminal() -> bool:
-    """Return whether input and output are a terminal."""
+    """Return whether input and output are both terminals."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def print_dim(text: str) -> None:
-    """Print a line of information: dim in a terminal, else on standard error, because pipes get only the answers."""
+    """Print a line of information, dim in a terminal, else on standard error, because pipes get only the answers."""
     if in_terminal():
         print(f"\x1b[2m{text}\x1b[0m", flush=True)
     else:

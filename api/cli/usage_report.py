@@ -41,7 +41,7 @@ Price = Annotated[Decimal, Field(ge=0, le=1_000_000, strict=False, allow_inf_nan
 
 
 class ModelPrices(StrictModel):
-    """Prices of a million tokens; ``cached`` is the price of cached prompt tokens, by default ``prompt``."""
+    """Prices of a million tokens. ``cached`` is the price of cached prompt tokens, by default that of ``prompt``."""
 
     prompt: Price
     completion: Price
@@ -70,7 +70,7 @@ class _Sum:
 
 
 def report_usage(options: UsageOptions) -> int:
-    """Print the sums of a ledger. Returns 0. Raises ConfigError if a file cannot be used, or a model has no price."""
+    """Print the sums of a ledger. Returns 0. Raises ConfigError if a file is unusable, or a model has no price."""
     prices = None if options.prices is None else _read_prices(Path(options.prices))
     groups = _Groups(options)
     sums: dict[str, _Sum] = {}
@@ -96,7 +96,7 @@ class _Groups:
 
     def of(self, usage: DailyUsage) -> str:
         if self._by == "tenant":
-            # The tenant of a revoked key is unknown.
+            # The ledger contains only the key's name, and the tenant of a revoked key is unknown.
             return self._tenants.get(usage.key, usage.key)
         if self._by == "month":
             return usage.day[:7]

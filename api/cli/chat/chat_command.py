@@ -107,7 +107,7 @@ class _ChatLoop:
             self._tell_way_out(timing.error)
 
     def _tell_way_out(self, error: str) -> None:
-        """Print that the question was left out; if the server refused it, also how to reset settings and turns."""
+        """Print that the question was left out. If the server refused it, print how to reset settings and turns."""
         print_dim("The question was left out.")
         if error != "HTTP 400":
             return
@@ -154,7 +154,10 @@ class _ChatLoop:
         self._warn_of_unlisted()
 
     def _warn_of_unlisted(self) -> None:
-        """Warn if the server lists no such model. This is no error: some adapters are loaded when requested."""
+        """Warn if the server does not list the model.
+
+        This is not an error, because some adapters are loaded on request.
+        """
         with suppress(RemoteError):
             if (model := self._server.model) not in (names := self._models()):
                 shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")

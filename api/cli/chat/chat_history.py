@@ -1,4 +1,4 @@
-"""A conversation with a model: its messages and settings, which can be saved to a file."""
+"""Chat history: the messages and settings of a conversation with a model, which can be saved to a file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from ....engine.errors import ConfigError
 from ....engine.whole_file import write_whole
 
-# The largest size of a conversation or text file that is read.
+# Largest size in bytes of a conversation file or text file that is read.
 MOST_FILE_BYTES = 4 << 20
 
 
@@ -19,7 +19,7 @@ class ChatHistory:
     """Messages and request fields of a chat.
 
     Attributes:
-        system: the system message, or None.
+        system: the system message; None without one.
         settings: request fields other than the messages, such as ``temperature``.
         turns: messages after the system message: alternating questions and answers.
         files: texts of files that are put before the next question.
@@ -32,7 +32,7 @@ class ChatHistory:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """All messages, in the form for a request."""
+        """All messages, in the format of a request."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*system, *self.turns]
 
@@ -54,7 +54,7 @@ class ChatHistory:
         self.turns.pop()
 
     def clear(self) -> None:
-        """Remove all turns and files; the system message and the settings stay."""
+        """Remove all turns and files, but keep the system message and the settings."""
         self.turns, self.files = [], []
 
     def drop_oldest(self) -> bool:

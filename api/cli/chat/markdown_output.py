@@ -1,4 +1,4 @@
-"""Markdown in a terminal, block by block: complete blocks stay unchanged, the last block is redrawn as it grows."""
+"""Markdown output: renders Markdown in a terminal. Complete blocks stay; the last block is redrawn as it grows."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rich.segment import Segment
 from ..terminal import PlainOutput, TextOutput, without_controls
 
 _SECONDS_BETWEEN_DRAWS = 0.05
-_LEAST_PAUSE = 3.0  # least pause between two redraws, as a multiple of the duration of the last one
+_LEAST_PAUSE = 3.0  # smallest pause between two redraws, as a multiple of the duration of the last redraw
 
 
 def best_output() -> TextOutput:
-    """Return an output of Markdown for a terminal that can move its cursor, else a plain output."""
+    """Return a Markdown output if the terminal can move its cursor, else a plain output."""
     is_capable = sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb")
     return MarkdownOutput() if is_capable else PlainOutput()
 
@@ -30,7 +30,7 @@ class MarkdownOutput:
 
     Args:
         console: console for the output; standard output by default.
-        clock: returns the time in seconds; it is also read after a block was drawn, to measure how long that took.
+        clock: returns the time in seconds; it is also called after a block was drawn, to measure how long drawing took.
     """
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -93,8 +93,8 @@ class _Lines:
 
     Args:
         text: the Markdown.
-        is_later: whether to print an empty line before it.
-        most: number of the last lines that are shown; None for all.
+        is_later: whether to print an empty line before the Markdown.
+        most: largest number of lines, of which the last are shown; None for all.
     """
 
     def __init__(self, text: str, is_later: bool, most: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Questions of a chat: typed in a terminal with history and several lines, or the lines of a pipe."""
+"""Question input: reads a chat's questions from a terminal, with history and multi-line input, or from a pipe."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def state_folder() -> Path:
 
 
 def _history() -> History:
-    """Return the questions of earlier chats from a file that only the user can read; without it, those of this chat."""
+    """Return the history of earlier chats from a file that only the user can read, or else of this chat only."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
     with contextlib.suppress(OSError, RuntimeError):

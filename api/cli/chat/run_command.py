@@ -1,4 +1,4 @@
-"""``rootgraft run``: download a model, serve it for the time of the chat, and chat with it."""
+"""``rootgraft run``: downloads a model, serves it for the duration of the chat, and chats with it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ServerStartError(EngineError):
 
 
 def run(options: RunOptions, sampling: SamplingOptions, answers: ChatOptions) -> int:
-    """Chat with a model: through a running server of ours that has the model, or else through a new server.
+    """Chat with a model, on one of the user's running servers if it serves the model, else on a new server.
 
     Returns the exit code of the chat.
 
@@ -55,7 +55,7 @@ def _talk(server: RunRecord, sampling: SamplingOptions, answers: ChatOptions) ->
 
 @contextmanager
 def _own_server(options: RunOptions) -> Iterator[RunRecord]:
-    """Start a server on a free port of this machine, wait until it is ready, and end it after the block."""
+    """Context manager: start a server on a free port of this machine, and wait until it is ready."""
     command = [sys.executable, "-m", "rootgraft", "serve", "--port", "0"]
     command += [] if options.model is None else ["--model", options.model]
     command += [] if options.revision is None else ["--revision", options.revision]
@@ -79,7 +79,7 @@ def _own_server(options: RunOptions) -> Iterator[RunRecord]:
 
 
 def _ready(server: subprocess.Popen[bytes], log: BinaryIO) -> RunRecord:
-    """Return the server's record once it is ready. Raises ServerStartError if the server ends before."""
+    """Return the server's record once the server is ready. Raises ServerStartError if the server ends before that."""
     while server.poll() is None:
         for record in running_servers({os.getuid()}):
             if record.pid == server.pid and record.status == "ready":
@@ -93,7 +93,10 @@ def _ready(server: subprocess.Popen[bytes], log: BinaryIO) -> RunRecord:
 
 @contextmanager
 def _log_file() -> Iterator[BinaryIO]:
-    """Open the file for the server's log, emptied for each run. Raises OSError if it cannot be written."""
+    """Context manager: open the log file of the server, emptied for each run.
+
+    Raises OSError if it cannot be written.
+    """
     path: Path = state_folder() / "run.log"
     with open(path, "w+b", opener=lambda name, flags: os.open(name, flags | os.O_CLOEXEC, 0o600)) as log:
         yield log

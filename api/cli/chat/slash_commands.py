@@ -40,7 +40,7 @@ class ChatEnd(Exception):
 
 
 def run_slash_command(line: str, session: ChatSession) -> str | None:
-    """Run the command of a line. Returns its output, empty for none, or None if the line is a question.
+    """Run the command of a line. Returns its output, which may be empty, or None if the line is a question.
 
     A line that begins with a slash is a question if a space precedes it, or its first word has another slash.
 

@@ -1,4 +1,4 @@
-"""``rootgraft search`` and ``rootgraft show``: print models of the catalogue, and whether they fit on this machine."""
+"""``rootgraft search`` and ``rootgraft show``: print models of the catalogue and whether they fit on this machine."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _is_downloaded(model: CatalogueModel) -> bool:
 
 
 def _room() -> float:
-    """Return the bytes that a server may use: the memory of the first GPU, else the available main memory."""
+    """Return the number of bytes that a server may use, of the first GPU's memory or else of available main memory."""
     share = EngineConfig().gpu_memory_utilization
     devices = probe_torch().devices if driver() is not None else ()
     if devices:

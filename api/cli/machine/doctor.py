@@ -1,4 +1,4 @@
-"""``rootgraft doctor``: reports this machine's hardware and software, causes of slow speed, and what to install."""
+"""``rootgraft doctor``: reports this machine's hardware and software, causes of low speed, and what to install."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAME_WIDTH = 12
 
 
 def doctor(options: DoctorOptions) -> int:
-    """Print the report. Returns 0, or 1 if a server cannot start here."""
+    """Print the report. Returns 0, or 1 if a server cannot start on this machine."""
     findings = examine()
     if options.model is not None:
         findings += check_named(EngineConfig(model=options.model, quantization=options.quantization))
@@ -31,7 +31,7 @@ def doctor(options: DoctorOptions) -> int:
 
 
 def print_report(findings: Sequence[Finding]) -> int:
-    """Print findings in the width of the terminal. Returns 0, or 1 if one of them is a fault."""
+    """Print findings in the width of the terminal. Returns 0, or 1 if one of the findings is a fault."""
     print(report(findings, shutil.get_terminal_size().columns, coloured=_has_colours()))
     return int(_has_fault(findings))
 

@@ -1,4 +1,4 @@
-"""Checks of ``rootgraft doctor``: make findings, with a reason and a command that helps, from facts of the machine."""
+"""Doctor checks: turn facts about the machine into findings, each with a reason and a command that helps."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ Status = Literal["ok", "slow", "fault", "note"]
 _LEAST_DISK = 2e9
 _LEAST_KV = 64 << 20
 _LEAST_FILES = 4096
-_LEAST_DRIVER = 525  # the first driver that runs all of CUDA 12
+_LEAST_DRIVER = 525  # number of the first driver that runs all of CUDA 12
 _OPTIONAL = ("triton", "xgrammar")
-"""Packages of torch for CUDA, and of the extra ``ebnf``."""
+"""Packages that may be missing: of torch for CUDA, and of the extra ``ebnf``."""
 _CUDA_WHEELS = f"'{requirement('torch')}' --index-url https://download.pytorch.org/whl/cu126"
 
 
@@ -53,9 +53,9 @@ class Finding:
     Attributes:
         section: heading under which the line is printed.
         name: name of the checked item.
-        status: "ok"; "slow": it works, but costs speed; "fault": a server cannot start; "note": information.
+        status: "ok"; "slow": a server runs, but slower; "fault": a server cannot start; "note": information.
         value: what was found.
-        reason: consequence of the value; empty if all is well.
+        reason: consequence of the value; empty without a problem.
         command: command that fixes the problem; empty if there is none.
     """
 
@@ -88,7 +88,7 @@ def examine() -> list[Finding]:
 
 
 def check_named(config: EngineConfig) -> list[Finding]:
-    """Return the findings of ``check_model``, and the published forms that load, even if the model is not here.
+    """Return the findings of ``check_model``, and the published formats that load, even if the model is not downloaded.
 
     Raises:
         EngineError: the model is neither on this machine nor in the list of published models, or is not supported.
@@ -141,7 +141,7 @@ def check_model(config: EngineConfig) -> list[Finding]:
 
 
 def check_published(model: str) -> list[Finding]:
-    """Find which forms of a published model load; return nothing for any other model."""
+    """Find which formats of a published model can be loaded. Returns nothing for any other model."""
     from ....engine.checkpoint.published_models import form_answers, published_models
 
     repository = hub_name(model).partition(":")[0]
@@ -167,7 +167,7 @@ def _collectives(plan: WeightPlan) -> str:
 
 
 def check_cpu(found: Processor) -> Iterator[Finding]:
-    """Check instruction sets, huge pages and clock."""
+    """Check instruction sets, huge pages and clock rate."""
     sets = found.instruction_sets
     value = f"{found.name}: {', '.join(sets) or found.architecture}"
     if found.architecture in ("x86_64", "AMD64") and "AVX2" not in sets:
@@ -186,7 +186,7 @@ def check_cpu(found: Processor) -> Iterator[Finding]:
 
 
 def check_cores(found: Cores, load: float) -> Iterator[Finding]:
-    """Check the cores within affinity and quota, and their use by others. ``load`` is the average of one minute."""
+    """Check the cores within affinity and quota, and their use by other processes. ``load``: average of one minute."""
     parts = [f"{found.usable} usable of {found.machine}"]
     if found.affinity < found.machine:
         parts.append(f"affinity allows {found.affinity}")
@@ -219,7 +219,7 @@ def check_memory(found: Memory) -> Finding:
 
 
 def check_kernels(found: KernelState) -> Iterator[Finding]:
-    """Check the compiler, and what the next start does about kernels."""
+    """Check the compiler, and which CPU kernels a server would use."""
     install = install_command("g++")
     if found.compiler:
         yield Finding("Kernels", "compiler", "ok", found.compiler)
@@ -286,7 +286,7 @@ def check_gpu(found: Driver | None, torch: TorchProbe) -> Iterator[Finding]:
 
 
 def check_packages(versions: dict[str, str], unmet: list[str]) -> Finding:
-    """Check versions, and whether packages are missing or have another version."""
+    """Check versions of packages, and whether packages are missing or have another version than required."""
     missing = [name for name, version in versions.items() if not version and name not in _OPTIONAL]
     wanted = unmet or missing
     if wanted:

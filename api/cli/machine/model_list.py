@@ -1,4 +1,4 @@
-"""``rootgraft list`` and ``rootgraft rm``: models and downloaded adapters in the local caches."""
+"""``rootgraft list`` and ``rootgraft rm``: list and remove models and downloaded adapters of the local caches."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _check_unused(model: CachedModel) -> None:
 
 
 def _confirmed(name: str, size: int, path: Path) -> bool:
-    """Ask the user at the terminal; without a terminal the answer is no."""
+    """Ask the user at the terminal. Without a terminal, the answer is no."""
     question = f"Remove {name} ({bytes_text(size)}) from {path_text(path)}? [y/N] "
     if not sys.stdin.isatty():
         raise ModelError(f"there is no terminal to ask at. Try: rootgraft rm {name} --yes")
@@ -111,6 +111,6 @@ def _adapter_row(adapter: CachedAdapter) -> tuple[str, ...]:
 
 
 def _adapter_fields(adapter: CachedAdapter, root: Path) -> dict[str, object]:
-    """Return an adapter's fields for programs: the fields of a model, and further ones."""
+    """Return an adapter's fields for programs: those of a model, and further fields."""
     fields = {"model": "", "format": "adapter", "cache": str(root), "fault": ""}
     return fields | asdict(adapter) | {"path": str(adapter.path)}

@@ -1,4 +1,4 @@
-"""Text tables for the terminal: columns as wide as their longest cell, the last one wrapped; sizes and times."""
+"""Text tables for the terminal. A column is as wide as its longest cell; the last is wrapped. Sizes and times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...printable import printable
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
-    """Format rows under a head; the last column is wrapped at the terminal's width."""
+    """Format rows below a head. The last column is wrapped at the terminal's width."""
     head, *rows = [[printable(cell) for cell in row] for row in (head, *rows)]
     total = width or shutil.get_terminal_size().columns
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)][:-1]
@@ -26,7 +26,7 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int | 
 
 
 def bytes_text(count: float) -> str:
-    """Return a size in powers of ten, as disks are sold: ``98 MB``, ``4.1 GB``."""
+    """Return a size in powers of ten, like the sizes of disks: ``98 MB``, ``4.1 GB``."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
             return f"{count / size:.1f} {unit}" if count < 10 * size else f"{count / size:.0f} {unit}"
