@@ -1,1 +1,4 @@
-"""Radix prefix tree with namespaces, soft pins and tenant-fair eviction. Imports nothing of ours; no torch."""
+"""Radix prefix tree with namespaces, soft pins and tenant-fair eviction.
+
+It imports neither torch nor other packages of ours.
+"""

@@ -1,16 +1,16 @@
-"""Tree continuation: drafts from the radix tree, the tokens that followed a sequence's tokens before."""
+"""Tree continuation: takes draft tokens from the radix tree, namely those that followed the same tokens before."""
 
 from __future__ import annotations
 
 from .namespace import Path
 from .node import TOKEN_BYTES, Node
 
-# Largest number of branches that are considered at a fork of a path.
+# Largest number of children of a node that are considered.
 _CHOICES = 8
 
 
 def continuation(node: Node, path: Path, position: int, head: bytes, limit: int, page_size: int) -> bytes:
-    """Return up to ``limit`` int32 tokens as bytes that followed ``head``, on the most recently used branch.
+    """Return up to ``limit`` tokens (int32 as bytes) that followed ``head``, on the most recently used branch.
 
     Args:
         node: not dropped; ``path`` reaches its end after ``position`` tokens, a multiple of ``page_size``.

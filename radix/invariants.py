@@ -1,4 +1,4 @@
-"""Invariants of the radix tree, recomputed from scratch: after each change in tests, and in an idle engine."""
+"""Invariants of the radix tree, checked without using its counts: after each change in tests, and in an idle engine."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .tree import RadixTree
 
 
 class BrokenInvariant(Exception):
-    """An invariant does not hold: a bug. The message has all its terms."""
+    """An invariant does not hold, which is a bug. The message contains all terms of the invariant."""
 
 
 def check(tree: RadixTree, leases: Sequence[Node]) -> list[int]:
-    """Check the whole tree and return all its page ids, in time linear in pages. Raises BrokenInvariant.
+    """Check the whole tree, in time linear in its pages. Returns all its page ids. Raises BrokenInvariant.
 
     Args:
         leases: the end node of each lease.
@@ -43,7 +43,7 @@ def _require(holds: bool, *terms: object) -> None:
 
 
 def _check_run(tree: RadixTree, node: Node) -> None:
-    """A node is whole pages, or one page with fewer tokens, never locked and without children."""
+    """Check that a node is full pages, or a tail: one page with fewer tokens, never locked and without children."""
     num_tokens, room = len(node.tokens) // TOKEN_BYTES, len(node.pages) * tree.page_size
     tail = len(node.pages) == 1 and 0 < num_tokens < tree.page_size
     _require(bool(node.pages), node, "has no pages")
@@ -52,7 +52,7 @@ def _check_run(tree: RadixTree, node: Node) -> None:
 
 
 def _check_place(node: Node) -> None:
-    """No child is used after its parent, and a switch continues the namespace above it."""
+    """Check that no child was used after its parent, and that a switch continues the namespace of its parent."""
     parent, origin = node.parent, node.origin
     assert parent and origin, "only the root has neither"
     _require(parent.last_use >= node.last_use, parent, "was used before its child", node)
@@ -63,7 +63,7 @@ def _check_place(node: Node) -> None:
 
 
 def _check_switches(tree: RadixTree, reachable: list[Node]) -> None:
-    """A path changes its namespace at most once."""
+    """Check that each path changes its namespace at most once."""
     switches = {tree.root: 0}
     for node in reachable:
         parent, origin = node.parent, node.origin
@@ -74,7 +74,7 @@ def _check_switches(tree: RadixTree, reachable: list[Node]) -> None:
 
 
 def _check_children(tree: RadixTree, node: Node) -> None:
-    """Children and heads are filed by origin and first page, in order, and no key begins another."""
+    """Check that children and heads are sorted by origin and first page, and that no key is a prefix of another."""
     heads: Counter[tuple[Namespace, bytes, Node]] = Counter()
     for origin, siblings in node.children.items():
         pairs = list(zip(siblings.keys, siblings.nodes, strict=True))
@@ -99,7 +99,7 @@ def _check_children(tree: RadixTree, node: Node) -> None:
 
 
 def _check_tops(tree: RadixTree, reachable: list[Node]) -> None:
-    """The index of the nodes at which namespaces begin is complete."""
+    """Check that the index of the nodes at which namespaces begin is complete."""
     begun: dict[Namespace, set[Node]] = {}
     for node in reachable:
         assert node.parent and node.origin
@@ -110,7 +110,7 @@ def _check_tops(tree: RadixTree, reachable: list[Node]) -> None:
 
 
 def _check_locks(tree: RadixTree, reachable: list[Node], leases: Sequence[Node]) -> None:
-    """A node's lock counts the leases that end at it or below; dropped nodes are kept only while leased."""
+    """Check that a node's lock counts the leases at or below the node, and dropped nodes are kept only while leased."""
     through = Counter(node for lease in leases for node in upwards(lease))
     nodes = {tree.root, *reachable, *tree.dropped}
     for node in nodes:
@@ -124,7 +124,7 @@ def _check_locks(tree: RadixTree, reachable: list[Node], leases: Sequence[Node])
 
 
 def _check_pins(tree: RadixTree, reachable: list[Node]) -> None:
-    """A node counts the pins that end at it or below, each of which refers to its end."""
+    """Check that a node counts the pins that end at or below the node, and that each pin refers to its end."""
     through: dict[PinKind, Counter[Node]] = {kind: Counter() for kind in PinKind}
     for end, pins in tree.pins.ends.items():
         _require(bool(pins), end, "keeps an empty list of holds")
@@ -141,14 +141,14 @@ def _check_pins(tree: RadixTree, reachable: list[Node]) -> None:
 
 
 def _check_queue(tree: RadixTree, reachable: list[Node]) -> None:
-    """Eviction finds exactly the evictable leaves."""
+    """Check that the eviction queues contain exactly the evictable leaves."""
     evictable = {node for node in reachable if not node.lock and not node.children}
     queued = tree.tenant_eviction.leaves()
     _require(queued == evictable, "evictable:", evictable, "queued:", queued)
 
 
 def _check_shares(tree: RadixTree, reachable: list[Node]) -> None:
-    """The pages counted for each tenant are its own."""
+    """Check that the number of pages of each tenant is the number of its pages in the tree."""
     counted: Counter[str] = Counter()
     for node in (*reachable, *tree.dropped):
         assert node.origin
@@ -158,7 +158,7 @@ def _check_shares(tree: RadixTree, reachable: list[Node]) -> None:
 
 
 def _check_pages(tree: RadixTree, reachable: list[Node]) -> list[int]:
-    """No page is in the tree twice."""
+    """Check that no page is in the tree twice. Returns the ids of all pages."""
     pages = [page for node in (*reachable, *tree.dropped) for page in node.pages]
     twice = [page for page, count in Counter(pages).items() if count > 1]
     _require(not twice, "pages in the tree twice:", twice)

@@ -1,14 +1,14 @@
 """Namespaces of KV: the weights and the tenant that KV belongs to, and a sequence's path through them.
 
-KV depends on every token before it and on the weights that read them. A prefix is shared exactly where the tokens and,
-at each position, the namespaces are equal::
+The KV of a token depends on all tokens before it and on the model's weights. A prefix is shared exactly where the
+tokens and, at each position, the namespaces are equal::
 
     position           0 ........................ switch_at ..................... end
     ordinary           |<------------------- namespace ------------------------->|      switch_at = 0
     activated LoRA     |<------- before --------->|<-------- namespace --------->|
 
 Activated LoRA applies the adapter only from its invocation tokens on, so all earlier tokens have the KV of the base
-model, and share it with the base model and with every other adapter.
+model. They share this KV with the base model and with all other adapters.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 ENDLESS = 1 << 62
-"""A position that no sequence reaches."""
+"""A position beyond the end of every sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """Weights and tenant of KV, in separate fields: a salt cannot be confused with an adapter or a tenant.
+    """Weights and tenant of KV, in separate fields, so that a salt cannot be confused with an adapter or a tenant.
 
     Attributes:
         base: digest of the base model.
@@ -41,7 +41,7 @@ class Namespace:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Namespaces of a page's cells: ``before`` for the first ``switch`` cells, ``namespace`` for the others.
+    """Namespaces of a page's slots: ``before`` for the first ``switch`` slots, ``namespace`` for the others.
 
     Origin and tokens together are the key of a page. Pages of a single namespace have ``switch`` 0 and no ``before``.
     """
@@ -55,9 +55,9 @@ class Origin:
 class Path:
     """Namespaces of a sequence: ``before`` owns positions below ``switch_at``, ``namespace`` the others.
 
-    A page wholly below ``switch_at`` belongs to ``before``. The page that holds position ``switch_at`` belongs to
-    ``namespace``; its key includes the position of the switch, so it differs from pages that the adapter computed alone
-    or switched to elsewhere. Later pages differ by their parent in the tree.
+    A page wholly below ``switch_at`` belongs to ``before``. The page that contains position ``switch_at`` belongs to
+    ``namespace``. Its key includes the position of the switch, so the page differs from pages that the adapter computed
+    alone or with a switch elsewhere. Later pages differ by their parent in the tree.
 
     Raises:
         ValueError: ``before`` without a positive ``switch_at`` or the reverse, or ``before`` equal to ``namespace``.
@@ -69,7 +69,7 @@ class Path:
     _after: Origin = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Check the switch."""
+        """Check that the switch has a positive position and a namespace before it, or neither."""
         if self.switch_at < 0 or (self.switch_at > 0) != (self.before is not None):
             raise ValueError(
                 f"a switch at {self.switch_at} needs a positive position and a namespace before it, or 0 and none"
@@ -79,7 +79,7 @@ class Path:
         object.__setattr__(self, "_after", Origin(self.namespace))
 
     def origin(self, start: int, end: int) -> Origin:
-        """Return the origin of the page that holds positions ``start`` to ``end``."""
+        """Return the origin of the page that contains the positions ``start`` to ``end``."""
         if self.before is None or start >= self.switch_at:
             return self._after
         if end <= self.switch_at:
@@ -87,7 +87,7 @@ class Path:
         return Origin(self.namespace, self.switch_at - start, self.before)
 
     def zone(self, position: int) -> tuple[Namespace, int]:
-        """Return the namespace of ``position``, and the first later position with another one."""
+        """Return the namespace of ``position``, and the first later position with another namespace."""
         if self.before is None or position >= self.switch_at:
             return self.namespace, ENDLESS
         return self.before, self.switch_at

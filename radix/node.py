@@ -1,7 +1,7 @@
-"""Radix tree node: a run of pages on one path, with sorted children; and comparisons of token runs.
+"""Radix tree node: a run of pages on one path, with sorted children. The module also compares runs of tokens.
 
-Tokens are int32 in the machine's byte order and are compared as bytes. Keys are sorted by bytes: the key that shares
-the longest prefix with a given one is its neighbour.
+Tokens are int32 in the machine's byte order and are compared as bytes. Keys are sorted by bytes, so the key with the
+longest common prefix is next to the position of a searched key.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ TOKEN_BYTES = 4
 
 
 class Node:
-    """A run of pages; all of them, except perhaps the first, were computed wholly in ``namespace``.
+    """A run of pages. All pages except perhaps the first were computed entirely in ``namespace``.
 
-    A node is either whole pages, or a *tail*: one partly filled page, at which a sequence ended. A tail is never locked
-    and has no children, because it is copied for use.
+    A node is either full pages, or a *tail*: one partly filled page, at which a sequence ended. A tail is never locked
+    and has no children, because sequences that use a tail copy it.
 
     Attributes:
         origin: origin of the first page; None for the root.
@@ -27,13 +27,13 @@ class Node:
         pages: one page id for each ``page_size`` tokens.
         parent: parent node; None for the root and for a node that is no longer in the tree.
         children: children by the origin of their first page.
-        heads: children whose first page holds a namespace switch, by the namespace before the switch. Any path of that
-            namespace can copy the cells before the switch.
-        lock: number of leases that end at this node or below.
-        last_use: logical time of the last lease through it; never less than a child's.
-        pins: number of soft pins that end at this node or below, by ``PinKind``.
+        heads: children whose first page contains a namespace switch, by the namespace before the switch. Any path of
+            that namespace can copy the slots before the switch.
+        lock: number of leases that end at or below this node.
+        last_use: logical time of the last lease through this node, which is never less than a child's.
+        pins: number of soft pins that end at or below this node, by ``PinKind``.
         dropped: whether matches no longer reach the node, which is kept until its leases end.
-        hits: number of leases that began with its first page.
+        hits: number of leases that began with the node's first page.
     """
 
     __slots__ = (
@@ -68,12 +68,12 @@ class Node:
 
     @property
     def namespace(self) -> Namespace | None:
-        """The namespace of the run's last cell; None for the root."""
+        """The namespace of the run's last slot; None for the root."""
         return self.origin.namespace if self.origin else None
 
     @property
     def evictable(self) -> bool:
-        """Whether its last page may be freed: in the tree, without leases and children."""
+        """Whether the node's last page may be freed: it is in the tree, without leases and children."""
         return not self.lock and not self.children and self.parent is not None
 
     @property
@@ -82,12 +82,12 @@ class Node:
 
     @property
     def rank(self) -> int:
-        """Order of eviction: 0 ordinary pages, 1 pages of live sessions, 2 pinned ones."""
+        """Rank for eviction: 0 for ordinary pages, 1 for pages of live sessions, 2 for pinned pages."""
         sessions, pins = self.pins
         return 2 if pins else int(sessions > 0)
 
     def only_child(self) -> Node | None:
-        """Return its child if it has exactly one, else None."""
+        """Return the node's child if there is exactly one, else None."""
         if len(self.children) != 1:
             return None
         (siblings,) = self.children.values()
@@ -95,7 +95,10 @@ class Node:
 
 
 class Siblings:
-    """Children in the order of their keys: ``keys[i]`` are the tokens of ``nodes[i]``'s first page, or its head."""
+    """Children in the order of their keys.
+
+    ``keys[i]`` are the tokens of the first page of ``nodes[i]``, or its head.
+    """
 
     __slots__ = ("keys", "nodes")
 
@@ -104,13 +107,13 @@ class Siblings:
         self.nodes: list[Node] = []
 
     def add(self, key: bytes, node: Node) -> None:
-        """Insert a node in order."""
+        """Insert a node at its position in the order."""
         at = bisect_left(self.keys, key)
         self.keys.insert(at, key)
         self.nodes.insert(at, node)
 
     def remove(self, key: bytes, node: Node) -> None:
-        """Remove a node; only heads may have equal keys."""
+        """Remove a node. Only heads may have equal keys."""
         at = self.nodes.index(node, bisect_left(self.keys, key))
         del self.keys[at], self.nodes[at]
 
@@ -131,12 +134,12 @@ class Siblings:
         return max(found, key=lambda node: node.last_use, default=None)
 
     def prefix_of(self, key: bytes) -> Node | None:
-        """Return the node whose key is a proper prefix of ``key``: as no key begins another, it is the one before."""
+        """Return the node whose key is a proper prefix of ``key``. It is the previous one, as no key begins another."""
         at = bisect_left(self.keys, key)
         return self.nodes[at - 1] if at and key.startswith(self.keys[at - 1]) else None
 
     def longest(self, key: bytes) -> tuple[Node | None, int]:
-        """Return the node with the longest common prefix with ``key``, and its length in tokens."""
+        """Return the node with the longest common prefix with ``key``, and the length of this prefix in tokens."""
         at = bisect_left(self.keys, key)
         best: tuple[Node | None, int] = (None, 0)
         for i in range(max(at - 1, 0), min(at + 1, len(self.keys))):
@@ -147,7 +150,7 @@ class Siblings:
 
 
 def common_tokens(left: bytes, right: bytes | bytearray) -> int:
-    """Return the number of equal leading tokens. For a page or less: always linear in the length."""
+    """Return the number of equal leading tokens of at most a page. The time is always linear in the length."""
     size = min(len(left), len(right))
     differing = int.from_bytes(left[:size], "little") ^ int.from_bytes(right[:size], "little")
     if not differing:
@@ -158,7 +161,7 @@ def common_tokens(left: bytes, right: bytes | bytearray) -> int:
 def common_pages(tokens: bytes, start: int, run: bytearray, most: int, page_bytes: int) -> int:
     """Return how many of the first ``most`` pages of ``run`` are in ``tokens`` from byte ``start`` on.
 
-    If all pages are equal, a single memory comparison shows it. Otherwise bisection finds the first difference, which
+    If all pages are equal, a single memory comparison shows this. Otherwise bisection finds the first difference and
     reads each byte about once more.
     """
     with memoryview(run) as view:
@@ -175,10 +178,10 @@ def common_pages(tokens: bytes, start: int, run: bytearray, most: int, page_byte
 
 
 def common_prefix(left: array[int], right: array[int], limit: int) -> int:
-    """Return how many of the first ``limit`` tokens are equal, by bisection: each byte is compared at most twice."""
+    """Return how many of the first ``limit`` tokens are equal, by bisection. Each byte is compared at most twice."""
     high = min(len(left), len(right), limit)
     width = left.itemsize
-    # ``bytes.startswith`` compares memory, where ``==`` of memoryviews goes item by item.
+    # ``bytes.startswith`` compares memory, while ``==`` of memoryviews compares item by item.
     tokens = left.tobytes()
     with memoryview(right) as view:
         if tokens.startswith(view[:high]):
@@ -194,7 +197,7 @@ def common_prefix(left: array[int], right: array[int], limit: int) -> int:
 
 
 def upwards(node: Node | None) -> Iterator[Node]:
-    """Yield the node and its ancestors up to the root; the node yielded may be cleared meanwhile."""
+    """Yield the node and its ancestors up to the root. The caller may clear a node that was yielded."""
     while node:
         parent = node.parent
         yield node
@@ -202,7 +205,7 @@ def upwards(node: Node | None) -> Iterator[Node]:
 
 
 def descendants(node: Node) -> Iterator[Node]:
-    """Yield the node and all nodes below it, parents first."""
+    """Yield the node and all nodes below it, each after its parent."""
     stack = [node]
     while stack:
         node = stack.pop()

@@ -1,8 +1,8 @@
 """Soft pins: paths of live sessions and paths pinned by request, which are evicted last.
 
-A pin ends at a node and is counted there and at every node above it, as a lease's lock is. A pin does not lock pages.
-If only pinned pages are left, they are evicted too, from the end of the path on, and the pin shrinks to the rest of the
-path::
+Like the lock of a lease, a pin ends at a node and is counted at this node and at every node above it. A pin does not
+lock pages. If only pinned pages are left, they are evicted, too, from the end of the path on, and the pin shrinks to
+the rest of the path::
 
     rank    0 ordinary  <  1 session  <  2 pin          the lowest rank goes first, within it the least recently used
 
@@ -20,7 +20,7 @@ from .tenant_eviction import TenantEviction
 
 
 class PinKind(IntEnum):
-    """Why a path is pinned; the index of its count in ``Node.pins``."""
+    """Reason why a path is pinned. The value is the index of the count in ``Node.pins``."""
 
     SESSION = 0
     PIN = 1
@@ -41,7 +41,7 @@ class SoftPin:
 
 
 class SoftPins:
-    """All pins of a tree, by the node at which they end. Each change takes time linear in the depth of a path.
+    """All pins of a tree, by the node at which they end. Every change takes time linear in the depth of the path.
 
     Attributes:
         ends: pins by their node.
@@ -66,7 +66,7 @@ class SoftPins:
         return pin
 
     def unpin(self, pin: SoftPin) -> None:
-        """End a pin, even if no page of it is left."""
+        """End a pin, even if none of its pages is left."""
         node, pin.node = pin.node, None
         if node is None:
             return
@@ -81,13 +81,13 @@ class SoftPins:
             self._tenant_eviction.push(node)
 
     def shrink(self, leaf: Node, num_pages: int) -> None:
-        """Subtract the last pages of a leaf, which will be evicted next, from the counts."""
+        """Subtract the last pages of a leaf from the counts, because they will be evicted next."""
         for kind in PinKind:
             if leaf.pins[kind]:
                 self.num_pages[kind] -= num_pages
 
     def move_up(self, leaf: Node) -> None:
-        """Move the pins that end at a leaf, which will be evicted as a whole, to its parent."""
+        """Move the pins that end at a leaf to its parent, because the leaf will be evicted entirely."""
         self.shrink(leaf, len(leaf.pages))
         moved = self.ends.pop(leaf, [])
         parent = leaf.parent
@@ -98,7 +98,7 @@ class SoftPins:
             self.ends.setdefault(above, []).extend(moved)
 
     def forget(self, node: Node) -> None:
-        """End the pins at a node that is about to be dropped with all below it."""
+        """End the pins at a node that is about to be dropped with all nodes below it."""
         for pin in self.ends.get(node, [])[:]:
             self.unpin(pin)
 

@@ -1,7 +1,7 @@
-"""Tenant eviction: fair sharing of the tree. Pages of the tenant with the most pages are evicted first.
+"""Tenant eviction: shares the tree fairly between tenants. Pages of the tenant with the most pages are evicted first.
 
-A tenant that fills the tree evicts its own pages; pages of others stay as long as they are no more than an equal share
-(max-min fairness). Leaves are evicted in this order, the least recently used first in each:
+A tenant that fills the tree evicts its own pages. Pages of another tenant stay as long as they are at most an equal
+share (max-min fairness). Groups of leaves are evicted in this order, the least recently used leaves of a group first:
 
     1. leaves of tenants that have not used the tree for ``IDLE_SECONDS``
     2. leaves of the tenant with the most pages, its sessions' after its ordinary ones
@@ -20,7 +20,7 @@ from itertools import count
 from .node import Node
 
 IDLE_SECONDS = 300.0
-# Sizes are compared to within 1/64, so that not every page changes the order.
+# Sizes are compared with a tolerance of 1/64, so that the order does not change with every page.
 _SLACK = 64
 
 
@@ -28,11 +28,11 @@ LeafEntry = tuple[int, int, int, Node]
 
 
 class EvictionQueue:
-    """Evictable leaves by rank (``Node.rank``), and within a rank by last use.
+    """Queue of evictable leaves by rank (``Node.rank``), and within a rank by last use.
 
-    A leaf is pushed whenever it becomes evictable or changes its rank. Its entry goes stale when the leaf is used,
-    locked, removed, gets a child or another rank; stale entries are dropped at the top of the heap, and all at once
-    when they may be the majority. So a change is O(log n), with at most about two entries per leaf.
+    A leaf is pushed whenever it becomes evictable or changes its rank. Its entry becomes stale when the leaf is used,
+    locked or removed, or gets a child or another rank. Stale entries are dropped when they reach the top of the heap,
+    and all at once when they may be the majority. So a change takes O(log n), with at most about two entries per leaf.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class EvictionQueue:
             self._compact()
 
     def oldest(self) -> Node | None:
-        """Return the least recently used leaf of the lowest rank; it stays in the queue while it is evictable."""
+        """Return the least recently used leaf of the lowest rank. It stays in the queue as long as it is evictable."""
         while self._heap:
             entry = self._heap[0]
             if _valid(entry):
@@ -74,10 +74,10 @@ class TenantShare:
     """The pages of one tenant in the tree.
 
     Attributes:
-        num_pages: number of the tenant's pages, leased ones included.
+        num_pages: number of the tenant's pages, including leased pages.
         used: time at which the tenant last found or added a page.
         leaves: leaves of the tenant that are evictable and not pinned.
-        entry: the tenant's entry in the order of tenants; None without such leaves.
+        entry: the tenant's entry in the order of tenants; None if ``leaves`` is empty.
         least, most: smallest and largest number of pages for which ``entry`` has the right position in the order of
             tenants.
     """
@@ -97,12 +97,12 @@ Entry = tuple[bool, int, int, TenantShare]
 
 
 class TenantEviction:
-    """All tenants of a tree, and their evictable leaves. O(log n) in tenants and leaves for each change, amortised.
+    """All tenants of a tree, and their evictable leaves. A change takes amortised O(log n) in tenants and leaves.
 
     The order of tenants is a heap like ``EvictionQueue``, updated only when a page is to be evicted.
 
     Args:
-        clock: seconds, monotonic.
+        clock: returns monotonic time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -116,12 +116,12 @@ class TenantEviction:
         self._pinned = EvictionQueue()
 
     def use(self, node: Node) -> None:
-        """Note that a lease begins or ends at a node; the root belongs to no tenant."""
+        """Record that a lease begins or ends at a node. The root belongs to no tenant."""
         if node.origin is not None:
             self._use(self._shares[node.origin.namespace.tenant])
 
     def count(self, node: Node, num_pages: int) -> None:
-        """Add to the number of a node's pages; negative for pages lost."""
+        """Add to the page count of a node's tenant. The number is negative for lost pages."""
         assert node.origin
         tenant = node.origin.namespace.tenant
         share = self._shares.get(tenant)
@@ -147,7 +147,7 @@ class TenantEviction:
             self._changed[share] = None
 
     def next(self) -> tuple[Node, int] | None:
-        """Return the leaf to evict from, and how many pages before the next call. None without evictable leaves."""
+        """Return the next leaf to evict pages from, and how many until the next call; None without evictable leaves."""
         self._put_in_order()
         while self._order:
             entry = self._order[0]
@@ -183,7 +183,7 @@ class TenantEviction:
         share.entry = None
 
     def _lead(self, entry: Entry) -> int:
-        """Return how many pages the first tenant loses before another comes first: all pages if it is idle or alone."""
+        """Return how many pages the first tenant loses until another is first: all its pages if it is idle or alone."""
         active, size, _, share = entry
         following = self._order[1:3]
         if not active or not following:
@@ -191,7 +191,7 @@ class TenantEviction:
         return max(1, min(following)[1] - size, share.num_pages // _SLACK)
 
     def _put_in_order(self) -> None:
-        """Update the entries of tenants that have changed."""
+        """Update the entries of tenants that have gained or lost many pages, or have become active or idle."""
         since = self._clock() - IDLE_SECONDS
         while self._active and (oldest := next(iter(self._active))).used < since:
             del self._active[oldest]

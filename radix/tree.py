@@ -1,13 +1,14 @@
 """Radix tree over pages of tokens: maps each prefix, in its namespace, to the pages that hold its KV.
 
-A node is a run of pages; a child is found by the origin (``radix.namespace``) and the tokens of its first page. Whole
-pages are shared in place; the rest of a hit, up to the token, is copied from any page that follows the match and begins
-with the same tokens::
+A node is a run of pages. A child is found by the origin (``radix.namespace``) and the tokens of its first page.
+Sequences share full pages. The tokens of a hit after its last full page are copied from any page that follows the match
+and begins with the same tokens::
 
     tokens of a sequence     |...... matched pages ......|.... copied ....|.. to compute ..
                              root -> node -> ... -> node   source page     private pages
 
-The tree holds page ids and counts, not KV. It frees no page itself: every change returns the ids that left the tree.
+The tree contains page ids and counts, not KV. The tree frees no page itself; each change returns the ids that left the
+tree.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ GroupName = TypeVar("GroupName")
 
 
 class RadixTree:
-    """The tree. ``num_pages`` counts all its pages, ``num_locked`` the leased ones.
+    """The radix tree. ``num_pages`` is the number of its pages, ``num_locked`` that of its leased pages.
 
     Args:
         page_size: number of tokens in a page.
-        clock: seconds, monotonic, for idle tenants.
+        clock: returns monotonic time in seconds, for the detection of idle tenants.
     """
 
     def __init__(self, page_size: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -47,13 +48,13 @@ class RadixTree:
 
     @property
     def num_uses(self) -> int:
-        """Leases begun and ended so far: the clock of ``Node.last_use``."""
+        """Number of leases begun and ended so far: the logical time of ``Node.last_use``."""
         return self._clock
 
-    # Looking up
+    # Methods for lookups
 
     def match(self, path: Path, tokens: bytes) -> Match:
-        """Return the longest reusable prefix of ``tokens`` (int32 as bytes). Changes nothing."""
+        """Return the longest reusable prefix of ``tokens`` (int32 as bytes). The tree does not change."""
         cursor = Cursor(path, tokens, self.page_size)
         node, inside = self.root, 0
         pages: list[int] = []
@@ -65,13 +66,13 @@ class RadixTree:
         return Match(node, inside, pages, source, num_copied)
 
     def _child(self, node: Node, cursor: Cursor) -> Node | None:
-        """Return the child whose first page is the page at the cursor."""
+        """Return the child whose first page equals the page at the cursor."""
         siblings = node.children.get(cursor.origin)
         key = cursor.page
         return siblings.find(key) if siblings and len(key) == self._page_bytes else None
 
     def _partial(self, node: Node, inside: int, cursor: Cursor) -> tuple[int, int]:
-        """Return the page that continues a match by the most tokens, and the number of these tokens."""
+        """Return the id of the page that continues a match by the most tokens, and the number of these tokens."""
         namespace, pure = cursor.pure
         if inside < len(node.pages):
             following = node.tokens[inside * self._page_bytes :][: self._page_bytes]
@@ -84,10 +85,13 @@ class RadixTree:
         best, shared = max(found, key=lambda each: each[1], default=(None, 0))
         return (best.pages[0], shared) if best else (-1, 0)
 
-    # Leases
+    # Methods for leases
 
     def lock(self, match: Match) -> Node:
-        """Begin a lease on the whole pages of a match, which must be current. Returns the node at which they end."""
+        """Begin a lease on the full pages of a match, which must be current.
+
+        Returns the node at which the lease ends.
+        """
         self._clock += 1
         node = self._end(match)
         self.tenant_eviction.use(node)
@@ -98,7 +102,7 @@ class RadixTree:
         return node
 
     def unlock(self, node: Node) -> list[int]:
-        """End a lease at ``node``. Returns the pages of a dropped namespace that left the tree with it."""
+        """End a lease at ``node``. Returns the pages of dropped namespaces that have left the tree now."""
         self._clock += 1
         self.tenant_eviction.use(node)
         freed: list[int] = []
@@ -124,7 +128,7 @@ class RadixTree:
         return len(match.pages) - unused
 
     def pin(self, match: Match, kind: PinKind) -> SoftPin | None:
-        """Soft-pin the whole pages of a match, which must be current. None if it has none."""
+        """Soft-pin the full pages of a match, which must be current. Returns None for a match without full pages."""
         return self.pins.pin(self._end(match), kind) if match.pages else None
 
     def unpin(self, pin: SoftPin) -> None:
@@ -134,14 +138,14 @@ class RadixTree:
         if node is not None:
             below = node.only_child()
             whole = below is not None and len(below.tokens) == len(below.pages) * self._page_bytes
-            # A node that ends with a part of a page stays a node of its own.
+            # A node that ends with a partly filled page stays a separate node.
             self._join(below if below and whole else node)
 
     def demote(self, node: Node) -> None:
-        """Mark the end of a path as least recently used, so that it is evicted first.
+        """Mark the end of a path as least recently used, so that the end is evicted first.
 
-        Each node above it is marked too unless it has another child, a lease or a pin. If a partly filled page (a tail)
-        is below the end of the path, the tail is marked too.
+        Each node above the end is marked, too, unless it has another child, a lease or a pin. If a partly filled page
+        (a tail) is below the end of the path, the tail is also marked.
         """
         below = node.only_child()
         leaf = node = below if below and len(below.tokens) < len(below.pages) * self._page_bytes else node
@@ -155,7 +159,7 @@ class RadixTree:
         self.tenant_eviction.push(leaf)
 
     def _end(self, match: Match) -> Node:
-        """Return the node that ends with the whole pages of a match, after a split if need be."""
+        """Return the node that ends with the full pages of a match. If necessary, a node is split."""
         inside = match.inside < len(match.node.pages)
         return self._split(match.node, match.inside) if inside else match.node
 
@@ -164,10 +168,10 @@ class RadixTree:
             self.num_locked += len(node.pages)
         node.lock += 1
 
-    # Entering pages
+    # Methods that insert pages
 
     def extend(self, node: Node, path: Path, position: int, tokens: bytes, pages: list[int]) -> Extension:
-        """Insert whole pages below ``node``, at which a lease ends, and move the end of the lease to the last of them.
+        """Insert full pages below ``node``, at which a lease ends, and move the end of the lease to the last page.
 
         If the tree has the same tokens already, the given pages are duplicates and are returned as freed.
 
@@ -197,7 +201,7 @@ class RadixTree:
         return Extension(node, kept, freed)
 
     def _append(self, node: Node, cursor: Cursor, pages: list[int], freed: list[int]) -> Node:
-        """Enter pages that the tree lacks: in ``node`` itself if no other lease ends there, else below it."""
+        """Insert pages that the tree lacks: in ``node`` itself if only one lease ends there, else in a new child."""
         origin, tokens = cursor.origin, cursor.tokens[cursor.start :][: len(pages) * self._page_bytes]
         freed += self._supersede(node, origin, cursor.page)
         alone = node.lock == 1 and not node.children and not node.rank
@@ -243,7 +247,7 @@ class RadixTree:
         self._detach(tail)
         return self._clear(tail)
 
-    # Removing pages
+    # Methods that remove pages
 
     def evict(self, num_pages: int) -> list[int]:
         """Evict up to ``num_pages`` pages from the ends of leaves, in the order of ``radix.tenant_eviction``."""
@@ -268,7 +272,7 @@ class RadixTree:
     def drop(self, namespace: Namespace) -> list[int]:
         """Remove a namespace and all nodes below it. Returns the pages that are free now.
 
-        Leased nodes leave the tree when their last lease ends; until then no match finds them.
+        Leased nodes leave the tree when their last lease ends. Until then, no match finds them.
         """
         freed: list[int] = []
         for top in tuple(self.tops.get(namespace, ())):
@@ -284,7 +288,10 @@ class RadixTree:
         return freed
 
     def _give_up(self, node: Node) -> list[int]:
-        """Clear a node that matches no longer reach, or keep it until its leases end."""
+        """Clear a node that matches no longer reach, or keep it until its leases end.
+
+        Returns the pages that are free.
+        """
         self._end_tops(node)
         if not node.lock:
             return self._clear(node)
@@ -302,14 +309,14 @@ class RadixTree:
         return pages
 
     def _count(self, node: Node, num_pages: int) -> None:
-        """Count pages that a node has gained; negative for pages lost."""
+        """Count pages that a node has gained. The number is negative for lost pages."""
         self.num_pages += num_pages
         self.tenant_eviction.count(node, num_pages)
 
-    # Changing the shape
+    # Methods that split and merge nodes
 
     def _split(self, node: Node, at: int) -> Node:
-        """Move the first ``at`` pages to a new parent; leases that end at ``node`` are not changed."""
+        """Move the first ``at`` pages of a node to a new parent node. Leases that end at ``node`` do not change."""
         assert node.parent and node.origin
         parent, size = node.parent, at * self._page_bytes
         self._detach(node)
@@ -322,7 +329,7 @@ class RadixTree:
         return upper
 
     def _join(self, node: Node) -> None:
-        """Undo splits above ``node`` that no lease, pin, use or branch needs any more."""
+        """Undo splits above ``node`` that are no longer needed for a lease, a pin, a different last use or a branch."""
         chain = [node]
         while parent := chain[-1].parent:
             if _inseparable(parent, chain[-1]):
@@ -332,7 +339,7 @@ class RadixTree:
             chain = [parent]
 
     def _merge(self, chain: list[Node]) -> None:
-        """Merge a chain of nodes, lowest first, into the lowest, as leases may end there."""
+        """Merge a chain of nodes, the lowest first, into the lowest, because leases may end there."""
         if len(chain) == 1:
             return
         lowest, highest = chain[0], chain[-1]
@@ -378,21 +385,21 @@ class RadixTree:
 
 
 def _remove(groups: dict[GroupName, Siblings], name: GroupName, key: bytes, node: Node) -> None:
-    """Remove a node from its group, and the group if it is empty then."""
+    """Remove a node from its group. An empty group is removed, too."""
     groups[name].remove(key, node)
     if not groups[name].nodes:
         del groups[name]
 
 
 def _begun(node: Node) -> set[Namespace]:
-    """Return the namespaces that begin at a node of the tree: namespaces that its parent does not have."""
+    """Return the namespaces that begin at a node of the tree, which its parent does not have."""
     assert node.parent and node.origin
     namespaces = {node.origin.namespace, node.origin.before or node.origin.namespace}
     return namespaces - {node.parent.namespace}
 
 
 def _inseparable(parent: Node, child: Node) -> bool:
-    """Return whether ``parent`` and its only child could be one node: same leases, pins and use, no switch between."""
+    """Return whether ``parent`` and its only child could be merged: equal leases, pins and last use, and no switch."""
     return (
         parent.lock == child.lock
         and parent.pins == child.pins

@@ -1,4 +1,4 @@
-"""Tree view: a bounded number of nodes for the debug snapshot, leased ones first, then the most recently used."""
+"""Tree view: selects a limited number of nodes for the debug snapshot: leased nodes, then the last used ones."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from .node import Node, upwards
 from .tree import RadixTree
 
 MOST_VISITS = 2048
-"""Nodes visited besides leased ones."""
+"""Largest number of visited nodes, not counting leased nodes."""
 MOST_SIBLINGS = 512
-"""Children visited of one node."""
+"""Largest number of visited children of one node."""
 
 
 def tree_view(tree: RadixTree, ends: Iterable[Node], most: int) -> list[Node]:
@@ -35,7 +35,7 @@ def tree_view(tree: RadixTree, ends: Iterable[Node], most: int) -> list[Node]:
 
 
 def _paths(tree: RadixTree, ends: Iterable[Node]) -> Iterator[Node]:
-    """Yield the nodes of all paths, each once and after its parent."""
+    """Yield the nodes of all paths, each node once and after its parent."""
     seen: set[Node] = {tree.root}
     for end in ends:
         path: list[Node] = []
@@ -48,7 +48,7 @@ def _paths(tree: RadixTree, ends: Iterable[Node]) -> Iterator[Node]:
 
 
 class _Frontier:
-    """Nodes whose parent is chosen, the most recently used first."""
+    """Nodes whose parent has been chosen, the most recently used first."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Node]] = []
@@ -56,7 +56,7 @@ class _Frontier:
         self._visits_left = MOST_VISITS
 
     def add_children(self, node: Node, chosen: Container[Node]) -> None:
-        """Add the children of a node that are not chosen, as long as visits are left."""
+        """Add the children of a node that are not chosen yet, up to the limit on visited nodes."""
         nodes = (child for siblings in node.children.values() for child in siblings.nodes)
         for child in islice(nodes, min(self._visits_left, MOST_SIBLINGS)):
             self._visits_left -= 1
