@@ -1,10 +1,11 @@
-"""Facade of all adapters of an engine: names and versions, background loading, host cache, device slots.
+"""Adapter pool: all adapters of an engine, with their names and versions, background loads, host cache and device
+slots.
 
     disk ---- background ----> host cache ---- install ----> slot
 
-The engine's thread calls every method, and no method reads a file. Background threads read files: several threads read
-new adapters, and a tenant may use at most as many of them as it leaves free for others. One more thread reads evicted
-adapters again, so that a slot does not wait for many new loads. ``poll`` returns the results once per step.
+The engine's thread calls every method, and no method reads a file. Background threads read files: some threads read new
+adapters, and a tenant may use at most as many of them as it leaves free for others. Other threads read evicted adapters
+again, so that a slot does not wait for many new loads. ``poll`` returns the results once per step.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from .sum_parts import SumPart
 
 T = TypeVar("T")
 
-# Largest number of loads that read files at one time.
+# Largest number of concurrent loads that read files.
 _MOST_LOADS = 2
-# Largest number of fetches that read evicted adapters again at one time.
+# Largest number of concurrent reads of evicted adapters.
 _MOST_FETCHES = 4
 # Largest number of loaded adapters that wait for ``poll``. Later loads are held back, which limits memory.
 _MOST_UNPOLLED = 4
@@ -51,7 +52,7 @@ class LoadResult:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A version whose files could not be read again; its sequences must end with this error."""
+    """A version whose files could not be read again. The sequences of the version must end with this error."""
 
     version: AdapterVersion
     error: AdapterError
@@ -63,7 +64,7 @@ AdapterCheck = Callable[[PreparedAdapter], str]
 
 @dataclass(slots=True, eq=False)
 class _Load:
-    """A load in progress; ``wanted`` until its name is unloaded."""
+    """A load in progress. ``wanted`` is true until the load's name is unloaded."""
 
     name: str
     path: str
@@ -86,12 +87,12 @@ class AdapterPool:
         max_loras: number of device slots.
         max_adapters: largest number of names, and of loads in progress.
         max_cpu_bytes: limit on the bytes of adapters in host memory.
-        patience: number of steps that an adapter waits until a slot is closed to new sequences for it.
+        patience: number of steps that an adapter waits before a slot is closed to new sequences of other adapters.
         max_own: number of slots for adapters with an embedding or a head of their own; None for all slots.
         bank: moves adapters into slots; None to create one for the reader's layout.
 
     Attributes:
-        registry: names and versions; callers read, pin and unpin.
+        registry: names and versions. Callers may read, pin and unpin versions.
         slots: slots for the scheduler: ``acquire``, ``release`` and ``prefetch`` take load ids and slots.
         bank: the factors in the slots, for the model runner.
         cache: adapters in host memory.
@@ -129,7 +130,7 @@ class AdapterPool:
         # Loads are kept in the order of their requests.
         self._loads: list[_Load] = []
         self._fetches: dict[int, Future[PreparedAdapter]] = {}
-        # Adapters that are being copied from host memory to the device, by load id; their slots wait.
+        # Adapters that are being copied from host memory to the device, by load id. Their slots wait.
         self._arriving: dict[int, PreparedAdapter] = {}
         self._broken: list[Broken] = []
         # Maps a slot to the digest of its adapter.
@@ -155,9 +156,9 @@ class AdapterPool:
         Until the load succeeds, the name keeps its current version.
 
         Args:
-            check: check of the adapter, run on the thread that has read it.
+            check: checks the adapter, on the thread that has read it.
             trusted: whether the path may lead outside the folder of adapters.
-            public: name that counts towards the limit of names; "" for the name itself.
+            public: name that counts towards the limit of names; "" for ``name``.
             tenant: tenant whose share of the loads is used.
 
         Raises:
@@ -169,7 +170,7 @@ class AdapterPool:
         self._add(_Load(name, path, trusted, public, tenant, check))
 
     def load_sum(self, name: str, parts: tuple[SumPart, ...], tokenizer: str, *, tenant: str = "") -> None:
-        """Start loading a weighted sum of loaded adapters under a name of its own; ``poll`` returns the result.
+        """Start loading a weighted sum of loaded adapters under a separate name. ``poll`` returns the result.
 
         Args:
             tokenizer: identity of the tokenizer of all parts.
@@ -186,12 +187,12 @@ class AdapterPool:
         self._shares.take(load.tenant)
         is_next = load.name not in self.loading
         self._loads.append(load)
-        # Loads of one name end in order. A load that waits for another one uses no turn and no memory.
+        # Loads of one name end in order. A load that waits for another load uses neither a thread nor memory.
         if is_next:
             self._begin(load)
 
     def unload(self, name: str) -> None:
-        """Remove a name. Sequences that use its version continue; loads of it in progress are discarded.
+        """Remove a name. Sequences that use its version continue; loads of the name in progress are discarded.
 
         Raises:
             AdapterError: no such name is loaded or being loaded.
@@ -203,7 +204,7 @@ class AdapterPool:
             self.registry.remove(name)
 
     def poll(self) -> list[LoadResult]:
-        """Take over the results of the background threads. Call once at the beginning of each step."""
+        """Process the results of the background threads. Call this once at the beginning of each step."""
         self.slots.tick()
         for load_id in [load_id for load_id, future in self._fetches.items() if future.done()]:
             self._finish_fetch(load_id, self._fetches.pop(load_id))
@@ -218,12 +219,12 @@ class AdapterPool:
         return results
 
     def take_broken(self) -> list[Broken]:
-        """Return the versions that broke since the last call; their names are removed."""
+        """Return the versions that broke since the last call. Their names are removed."""
         broken, self._broken = self._broken, []
         return broken
 
     def take_ended(self) -> list[str]:
-        """Return digests whose last version ended since the last call: their KV can be dropped."""
+        """Return the digests whose last version has ended since the last call, so that their KV can be dropped."""
         ended = self.registry.take_ended()
         for version in ended:
             self.slots.drop(version.load_id)
@@ -241,7 +242,7 @@ class AdapterPool:
         self._fetcher.shutdown()
 
     def _begin(self, load: _Load) -> None:
-        """Read an adapter as soon as its tenant's turn comes."""
+        """Read an adapter as soon as it is its tenant's turn."""
         load.future = self._loader.submit(load.tenant, partial(self._read, load))
 
     def _read(self, load: _Load) -> tuple[PreparedAdapter, str]:
@@ -278,7 +279,7 @@ class AdapterPool:
         )
 
     def _fetch(self, load_id: int, tenant: str) -> None:
-        """Load a version into the host cache for a waiting slot, as soon as the waiting tenant's turn comes."""
+        """Load a version into the host cache for a waiting slot, as soon as it is the tenant's turn."""
         version = self._version(load_id)
         if load_id in self._arriving:
             return
@@ -305,7 +306,7 @@ class AdapterPool:
                 self._fill_slot(load_id, version, adapter)
 
     def _finish_arrival(self, load_id: int) -> None:
-        """Install an adapter that has arrived on the device, if its slot still waits for it."""
+        """Install an adapter that has arrived on the device, if its slot still waits for the adapter."""
         adapter = self._arriving.pop(load_id)
         version = self.registry.version(load_id)
         try:
@@ -317,9 +318,9 @@ class AdapterPool:
             self.cache.unpin(adapter.digest)
 
     def _fill_slot(self, load_id: int, version: AdapterVersion, adapter: PreparedAdapter) -> None:
-        """Copy a version from host memory to the device, and install it in a slot when it has arrived.
+        """Copy a version from host memory to the device. When it has arrived, install it in a slot.
 
-        If the device has no room for the adapter, only this adapter fails.
+        If the device has no memory for the adapter, only this adapter fails.
         """
         try:
             if not on_device(self.bank.bring, adapter):
@@ -344,7 +345,7 @@ class AdapterPool:
         try:
             on_device(self.bank.install, slot, adapter)
         except DeviceMemoryError:
-            # The adapter is not pinned yet, so emptying the slot suffices.
+            # The adapter is not pinned yet, so clearing the slot suffices.
             self.bank.clear(slot)
             raise
         self.cache.pin(digest)
@@ -362,7 +363,7 @@ class AdapterPool:
 
 
 def _outcome(future: Future[T]) -> T:
-    """Return the result of a background thread. Any exception becomes this adapter's error."""
+    """Return the result of a background thread. Any exception is converted to an AdapterError of this adapter."""
     try:
         return future.result()
     except AdapterError:

@@ -1,4 +1,4 @@
-"""Tensors of a PEFT adapter sorted by module, and checked against its config and the base model."""
+"""Adapter weights: a PEFT adapter's tensors, sorted by module and checked against its config and the base model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class AdapterWeights:
     """A whole adapter as published.
 
     Attributes:
-        modules: modules by the base model's name for them, in the order of names.
+        modules: LoRA of modules by their names in the base model, in the order of names.
         saved: whole weights that replace weights of the base model.
         invocation_tokens: invocation tokens of an activated LoRA; empty for an ordinary adapter.
         digest: SHA-256, in hexadecimal, of everything that affects the adapter's results: its identity.
@@ -69,7 +69,7 @@ def sort_tensors(
 
 
 def check_tensors(shapes: Mapping[str, Tensor], config: AdapterConfig, layout: BaseLayout, most_rank: int) -> None:
-    """Check an adapter's tensors, given on the meta device, as ``sort_tensors`` does, except for their values."""
+    """Check an adapter's tensors on the meta device as ``sort_tensors`` does, without checks of their values."""
     _sort(shapes, config, layout, most_rank)
 
 
@@ -143,7 +143,7 @@ class _Sorted:
             raise _unknown(name, trained, config)
         self.trained[module] = trained
         if not is_saved:
-            # The sampler is used in training only.
+            # PEFT uses the sampler only in training.
             if not part.startswith("lora_monteclora_sampler."):
                 _add(self.parts.setdefault(module, {}), part.removesuffix(".weight"), tensor, name)
         elif part.endswith("weight") and module not in (EMBEDDING, HEAD, *layout.norms):
@@ -178,7 +178,10 @@ def _trained_on(config: AdapterConfig) -> str:
 
 
 def _split(name: str) -> tuple[str, str, bool]:
-    """Split a tensor's name into its module, as trained, its part, and whether it is not a part of a LoRA."""
+    """Split a tensor's name into its module, as trained, and its part.
+
+    Returns also whether it is not part of a LoRA.
+    """
     lora = _LORA.fullmatch(name)
     found = lora or _SAVED.fullmatch(name)
     if found is None:
@@ -187,7 +190,7 @@ def _split(name: str) -> tuple[str, str, bool]:
 
 
 def _add(parts: dict[str, Tensor], part: str, tensor: Tensor, name: str) -> None:
-    # The file has the tensor under both its old and its new name.
+    # This is reached if the file contains the tensor under both its old and its new name.
     if part in parts:
         raise AdapterError(f"The tensor {name} is there twice.", name)
     parts[part] = tensor
@@ -230,7 +233,7 @@ def _module(
 
     Args:
         trained: the module's name in the model that PEFT trained; patterns in the config refer to this name.
-        vocab_size: number of tokens of the adapter's own embedding or head, None for the base model's.
+        vocab_size: number of tokens of the adapter's own embedding or head; None for the base model's.
     """
     _check_targeted(name, trained, config)
     middle = "embedding_" if name == EMBEDDING else ""
@@ -264,7 +267,7 @@ def _module(
 
 
 def _check_targeted(name: str, trained: str, config: AdapterConfig) -> None:
-    """Refuse tensors of modules that the config leaves out: PEFT would ignore them, but the intent is unclear."""
+    """Refuse tensors of modules that the config leaves out. PEFT would ignore them, but the intent is unclear."""
     is_parameter = _ends_with(f"{trained}.weight", config.parameters)
     if config.targets is not None and not is_parameter and not _ends_with(trained, config.targets):
         raise AdapterError(f"The adapter has tensors for {name}, which target_modules does not name.", "target_modules")
@@ -294,7 +297,7 @@ def _check_shape(name: str, what: str, tensor: Tensor, shape: tuple[int, ...], c
 
 
 def _digest(modules: Mapping[str, ModuleWeights], saved: SavedModules, invocation_tokens: tuple[int, ...]) -> str:
-    """SHA-256 over names, factors, shapes, types and values; headers carry their lengths against ambiguity."""
+    """Return the SHA-256 of names, factors, shapes, types and values. Headers contain lengths to avoid ambiguity."""
     digest = hashlib.sha256(repr(("rootgraft adapter", invocation_tokens)).encode())
     parts: list[tuple[tuple[object, ...], Tensor | None]] = []
     for name, module in modules.items():

@@ -1,4 +1,4 @@
-"""The base model's projections and shapes that adapters must fit."""
+"""Base projections: the linear modules of the base model that adapters change, with their shapes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 SCORE = "score"
-"""A classification head, which the base model need not have."""
+"""Name of a classification head, which the base model need not have."""
 EMBEDDING = "model.embed_tokens"
 HEAD = "lm_head"
 
@@ -37,7 +37,7 @@ def usual_name(name: str, names: tuple[tuple[str, str], ...]) -> str:
     return name
 
 
-# Names of modules in transformers 5, as PEFT saw them in training, if they differ from those of checkpoints.
+# Names of modules in transformers 5 as PEFT used them in training, where they differ from names in checkpoints.
 _RENAMED = ((".block_sparse_moe.router", ".block_sparse_moe.router.layer"), (".mlp.", ".block_sparse_moe."))
 
 
@@ -45,8 +45,8 @@ def in_tower(name: str, towers: tuple[str, ...]) -> bool:
     """Return whether a module or tensor belongs to a part of a model that does not process text.
 
     Args:
-        towers: modules beside a multimodal model's language model, and modules of layers, whose names contain a dot,
-            such as ``self_attn.indexer``.
+        towers: names of modules outside a multimodal model's language model, and of modules within layers. The latter
+            contain a dot, such as ``self_attn.indexer``.
     """
     inner = (tower for tower in towers if "." in tower)
     return name.removeprefix("model.").partition(".")[0] in towers or any(f".{each}." in f"{name}." for each in inner)
@@ -54,7 +54,7 @@ def in_tower(name: str, towers: tuple[str, ...]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ExpertPlace:
-    """The place of one expert in the joint product of all experts in a layer.
+    """The position of one expert in the grouped matrix product of all experts in a layer.
 
     Attributes:
         product: key in ``LoraStep`` of the product of all experts in a layer.
@@ -69,7 +69,7 @@ class ExpertPlace:
 
 @dataclass(frozen=True, slots=True)
 class AbsorbedHeads:
-    """Heads of a module that is computed as two products of each head (latent attention's ``kv_b_proj``).
+    """Heads of a module that is computed as two matrix products for each head (``kv_b_proj`` of MLA).
 
     The module's rows are ordered by head: first the rows for keys, then the rows for values. A head's query is
     multiplied by its rows for keys, transposed. The head's weighted sum of the module's inputs is multiplied by its
@@ -97,7 +97,7 @@ module whose ``is_transposed`` is true."""
 
 @dataclass(frozen=True, slots=True)
 class ExpertModules:
-    """The experts of a layer, whose weights PEFT trains as two tensors: gate and up, and down.
+    """The experts of a layer. PEFT trains their weights as two tensors: one for gate and up, and one for down.
 
     Attributes:
         count: number of experts.
@@ -105,7 +105,7 @@ class ExpertModules:
         size: intermediate size of an expert.
         hidden: hidden size of the model.
         interleaved: whether rows of gate and up alternate in storage.
-        stored: forms in which the versions of transformers store the experts' matrices when PEFT trains them.
+        stored: layouts in which the versions of transformers store the experts' matrices when PEFT trains them.
     """
 
     count: int
@@ -123,13 +123,13 @@ class ProjectionShape:
     """One fused matrix product of the base model.
 
     Attributes:
-        modules: published names of its modules, adjacent in its output.
+        modules: names of its modules in the checkpoint, in the order of their outputs.
         sizes: number of output columns of each module.
         width: number of inputs; for the embedding the size of the vocabulary.
         place: position of an expert's product among the products of all experts of the layer; None for a product that
-            all tokens pass through.
-        heads: the heads of a module whose product is computed as two products of each head (latent attention's
-            ``kv_b_proj``); None for other projections.
+            is computed for all tokens.
+        heads: the heads of a module that is computed as two products for each head (``kv_b_proj`` of MLA); None for
+            other projections.
     """
 
     modules: tuple[str, ...]
@@ -140,7 +140,7 @@ class ProjectionShape:
 
     @property
     def name(self) -> str:
-        """Key of the projection in ``LoraStep``: its first module."""
+        """Key of the projection in ``LoraStep``: the name of its first module."""
         return self.modules[0]
 
     @property
@@ -162,19 +162,22 @@ class BaseLayout:
 
     Attributes:
         projections: projections that adapters may change; the embedding has the single module ``EMBEDDING``.
-        dtype: type of the factors on the device, which is the model's own.
+        dtype: type of the factors on the device, the same as the model's.
         device: device of the factors.
-        read_weight: the weight of a module in use, [out, in] (for the embedding [V, H]), any floating type. Called from
-            background threads, for DoRA and to compare a weight that came with an adapter.
-        read_bias: the bias [out] of a module, or None if it has none. Called from background threads, for DoRA.
-        names: parts of names in checkpoints and adapters, each with its replacement, as in ``usual_name``.
-        towers: modules of the checkpoint in which an adapter's part changes no text, see ``in_tower``.
+        read_weight: returns the weight of a module as used, [out, in] (for the embedding [V, H]), of any floating type.
+            Called from background threads, for DoRA and to compare a weight in an adapter's file with it.
+        read_bias: returns the bias [out] of a module; None if the module has no bias. Called from background threads,
+            for DoRA.
+        names: regular expressions for parts of names in checkpoints and adapters, with replacements, as in
+            ``usual_name``.
+        towers: modules of the checkpoint that do not process text, as in ``in_tower``. An adapter's tensors for them
+            are ignored.
         experts: the layers' experts, by the name of the module that contains them.
         fused: modules in which transformers computes several of the model's modules, whose outputs are side by side in
             the order given.
         renamed: names of ``EMBEDDING`` and ``HEAD`` in models that use other names.
         norms: shapes of the norms' weights by name.
-        tied: whether the head is the embedding.
+        tied: whether the head's weight is the embedding's.
         takes_own: whether an adapter may replace weights of the model (``modules_to_save``).
         without_own: the option or kind of model that excludes own weights of adapters, for error messages.
     """
@@ -196,7 +199,7 @@ class BaseLayout:
     modules: Mapping[str, tuple[int, int]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Index the modules: name -> (out, in)."""
+        """Map each module's name to (out, in)."""
         shapes = {
             module: (size, shape.width)
             for shape in self.projections
@@ -211,7 +214,7 @@ class BaseLayout:
             yield from shape.products
 
     def module_of(self, trained: str) -> str | None:
-        """Return the base model's name of a module, given its name where it was trained; None if there is none."""
+        """Return a module's name in the base model, given its name in training; None if there is no such module."""
         return next(
             (name for name in self._published(self.renamed.get(trained, trained)) if name in self.modules), None
         )
@@ -221,13 +224,14 @@ class BaseLayout:
         return next((self.fused[name] for name in self._published(trained) if name in self.fused), ())
 
     def norm_of(self, trained: str) -> str | None:
-        """Return the base model's name of a norm, given its name where it was trained; None if there is none."""
+        """Return a norm's name in the base model, given its name in training; None if there is no such norm."""
         return next((name for name in self._published(trained) if name in self.norms), None)
 
     def experts_of(self, trained: str) -> ExpertModules | None:
         """Return the experts whose tensors PEFT trains as a module of this name; None if there are none.
 
-        If PEFT adapts several tensors of one module, it nests wrappers: the inner one has the suffix ``base_layer``.
+        If PEFT adapts several tensors of one module, it nests wrappers. The inner wrapper has the suffix
+        ``base_layer``.
         """
         names = self._published(trained.removesuffix(".base_layer"))
         return next((self.experts[name] for name in names if name in self.experts), None)
@@ -239,7 +243,7 @@ class BaseLayout:
 def _published(trained: str) -> tuple[str, ...]:
     """Return names that a module may have in the checkpoint."""
     name = language_model_name(trained)
-    # An adapter that was trained on the model without its head leaves out the prefix.
+    # The name lacks the prefix if the adapter was trained on the model without its head.
     bare = () if name.startswith("model.") else (f"model.{name}",)
     return tuple(
         each

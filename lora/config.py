@@ -1,8 +1,8 @@
-"""Parser of PEFT's ``adapter_config.json`` (0.21), refusing options that are not computed exactly.
+"""Parser of PEFT's ``adapter_config.json`` (0.21). It refuses options that are not computed exactly.
 
 Every field of PEFT's ``LoraConfig`` is in one of the tables below. Fields without effect on the forward pass of a
-trained adapter are ignored; supported ones are read; any other field, unknown keys included, must have a value that
-means "not used".
+trained adapter are ignored, and supported fields are read. Any other field, including unknown keys, must have a value
+that means "not used".
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ MOST_BYTES = 1 << 20
 _MOST_ALPHA = 1e6
 _TASKS = ("CAUSAL_LM", "SEQ_2_SEQ_LM", "FEATURE_EXTRACTION", "SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS")
 _MOST_PATTERNS = 4096
-# Largest number of patterns that are no plain name, as such patterns are slow to match.
+# Largest number of patterns that are not plain names, because such patterns are slow to match.
 _MOST_EXPRESSIONS = 64
-# Largest number of instructions of all compiled patterns; a match runs at most as many for each character.
+# Largest number of instructions of all compiled patterns. A match runs at most this number for each character.
 _MOST_INSTRUCTIONS = 8192
 _MOST_INVOCATION_TOKENS = 1024
 _MOST_TRAINED_TOKENS = 65536
 _MOST_VERSION = 100
 
-# Keys without effect after training, or that are checked against the tensors instead.
+# Keys that have no effect after training, or that are checked against the tensors instead.
 _IGNORED = frozenset(
     {
         "auto_mapping",
         "corda_config",
         "eva_config",
-        # Layout of the base model's matrices; PEFT ignores it for linear layers.
+        # Layout of the base model's matrices. PEFT ignores it for linear layers.
         "fan_in_fan_out",
         "inference_mode",
         "layers_pattern",
@@ -45,7 +45,7 @@ _IGNORED = frozenset(
         "megatron_core",
         # The key only configures sampling in training.
         "monteclora_config",
-        # The key is only read with use_qalora.
+        # PEFT reads the key only with use_qalora.
         "qalora_group_size",
         "revision",
         "runtime_config",
@@ -92,9 +92,9 @@ _REFUSED = {
 }
 
 OF_EXPERTS = re.compile(r"(^|\.)(experts|input_linear|output_linear)(\.|$)")
-"""Names of a mixture's experts, together or one by one."""
+"""Names of MoE experts, as one module or as separate modules."""
 
-# Initialisations that give an ordinary LoRA on the unchanged base after training.
+# Initialisations after which a trained adapter is an ordinary LoRA on the unchanged base model.
 _PLAIN_INITS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
 
 
@@ -108,26 +108,26 @@ class AdapterConfig:
     Attributes:
         rank: rank of the modules that ``ranks`` does not name.
         alpha: alpha of the modules that ``alphas`` does not name.
-        ranks: ranks of modules by pattern of their names; the first matching pattern counts.
+        ranks: ranks of modules by pattern of their names. The first matching pattern applies.
         alphas: alpha of modules by pattern, as in ``ranks``.
         rslora: whether the factor is alpha / sqrt(rank), not alpha / rank.
         dora: whether the adapter has a magnitude for each row of a weight (DoRA, https://arxiv.org/abs/2402.09353).
         lora_bias: whether B has a bias.
         invocation_tokens: invocation tokens of an activated LoRA (https://arxiv.org/abs/2504.12397); empty for an
             ordinary adapter.
-        targets: suffixes of module names that may be adapted, None if the config has a regular expression.
+        targets: suffixes of the names of modules that may be adapted; None if the config has a regular expression.
         parameters: suffixes of names of weights that may be adapted although they are not in a linear layer, as in
             routers.
         excluded: suffixes of names that may not be adapted.
-        layers: indices of the layers that may be adapted, None for all.
+        layers: indices of the layers that may be adapted; None for all.
         saved: suffixes of names of modules whose whole weights come with the adapter (``modules_to_save``).
         token_indices: for an embedding or head, by the suffix of its name, the tokens whose rows come with the adapter.
         bias: modules whose biases are trained: none, all, or those with LoRA.
         ties_weights: whether the adapter's head is its embedding, if the base model's head is the base model's
             embedding.
         base: name of the base model that the adapter was trained on, if the config has it; used in error messages only.
-        peft_version: version of PEFT that wrote the config, "" if the config does not have it; it determines how
-            stacked experts are stored.
+        peft_version: version of PEFT that wrote the config; "" if the config does not have it. The version determines
+            how stacked experts are stored.
     """
 
     rank: int
@@ -191,7 +191,7 @@ def read_config(text: bytes) -> AdapterConfig:
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a dict of the keys and values of a JSON object. Raises ValueError for a repeated key."""
+    """Convert the keys and values of a JSON object to a dict. Raises ValueError for a repeated key."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a key is there twice")
@@ -220,7 +220,8 @@ def _refuse_unsupported(fields: Mapping[str, Any]) -> None:
         raise AdapterError(
             f"peft_type is {_shown(fields.get('peft_type'))}; only adapters of type 'LORA' are computed.", "peft_type"
         )
-    # The task determines which head PEFT expects, not what the factors compute; a separate head shows as saved modules.
+    # The task determines which head PEFT expects, not what the factors compute. A separate head is among the saved
+    # modules.
     if fields.get("task_type") not in (None, *_TASKS):
         raise AdapterError(f"task_type is {_shown(fields['task_type'])}; PEFT has {', '.join(_TASKS)}.", "task_type")
     for key, value in fields.items():
@@ -339,7 +340,7 @@ def _names(value: Any, key: str) -> frozenset[str] | None:
 
 
 def _base(value: Any) -> str:
-    """Return ``org/name``, or the last part of a path: the rest of a path on another machine is not useful."""
+    """Return ``org/name``, or the last part of a path, because the rest of a path on another machine is not useful."""
     if not isinstance(value, str):
         return ""
     return (
@@ -348,7 +349,7 @@ def _base(value: Any) -> str:
 
 
 def _version(value: Any) -> str:
-    """Return a text that is short enough for a version, else "" for unknown, harmless for most adapters."""
+    """Return a text that is short enough for a version, else "" for unknown, which works for most adapters."""
     return value if isinstance(value, str) and len(value) <= _MOST_VERSION else ""
 
 

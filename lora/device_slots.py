@@ -1,13 +1,13 @@
-"""Assignment of adapters to device slots, by numbers only: adapters are load ids, slots are 0 .. num_slots - 1.
+"""Device slots: assigns adapters to slots, by numbers only. Adapters are load ids, slots are 0 .. num_slots - 1.
 
     empty --request--> loading --loaded--> ready, wanted --acquire--> pinned --last release--> ready, idle
       ^                   |failed                |not asked for                     ^               |
       +-------------------+                      +----------------------------------+----evicted----+--> loading
 
-Eviction takes ready slots without pins, least recently used first; a slot loaded for an adapter that still waits is
-kept. When all slots are pinned and an adapter has waited for ``patience`` steps, the slot with the fewest pins is
-closed to new sequences, and the waiting adapter gets it when the sequences that hold it end. So no adapter waits longer
-than ``patience`` steps plus the longest running sequence.
+Ready slots without pins are evicted, the least recently used first. A slot that was loaded for a request that still
+waits is kept. When all slots are pinned and an adapter has waited for ``patience`` steps, the slot with the fewest pins
+is closed to new sequences, and the waiting adapter gets it when the sequences that hold it have ended. So no adapter
+waits longer than ``patience`` steps and the longest running sequence.
 
 Adapters with an embedding or a head of their own need far more memory than others: at most ``max_own`` of them are in
 slots at one time. If the limit is reached, the next one replaces one of them, by the same rules.
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from ..tenancy.tenant_shares import TenantShares
 
 WAIT = -1
-"""Result of ``acquire`` when there is no slot yet."""
+"""Result of ``acquire`` while no slot is available."""
 
 _NONE = -1
 
@@ -35,8 +35,8 @@ class _Slot:
     """A device slot.
 
     It has the load id of the adapter that it holds or loads, the tenant for whom it is loading, and whether it is
-    ready. ``heir`` is the adapter for which it is closed to new sequences. ``used`` and ``wanted`` are the steps of its
-    last use and of the last request for it.
+    ready. ``heir`` is the adapter for which the slot is closed to new sequences. ``used`` and ``wanted`` are the steps
+    of the slot's last use and of the last request for the slot.
     """
 
     adapter: int = _NONE
@@ -45,7 +45,7 @@ class _Slot:
     pins: int = 0
     heir: int = _NONE
     used: int = 0
-    # The last step in which a request wanted the slot and had not acquired it.
+    # The last step in which a request wanted the slot but could not acquire it.
     wanted: int = -(1 << 62)
 
 
@@ -65,7 +65,7 @@ class SlotState:
 
 @dataclass(slots=True)
 class _Wait:
-    """The step since when an adapter waits for a slot, the step of its last request, and that request's tenant."""
+    """The step since which an adapter waits for a slot, the step of its last request, and that request's tenant."""
 
     since: int
     requested: int
@@ -73,11 +73,11 @@ class _Wait:
 
 
 class SlotPool:
-    """The assignment of slots, which only this class changes.
+    """Assigns slots to adapters. Only this class changes the assignment.
 
     Args:
         num_slots: number of slots.
-        patience: number of steps after which a slot is closed for a waiting adapter.
+        patience: number of steps that an adapter waits before a slot is closed to new sequences of other adapters.
         load: starts to load an adapter into host memory for ``install``, given its load id and the tenant whose share
             is used; a call of ``loaded`` or ``failed`` follows, perhaps at once.
         install: writes an adapter into a slot: (slot, load id).
@@ -127,7 +127,7 @@ class SlotPool:
         return index is not None and self._slots[index].ready
 
     def is_loading(self, adapter: int) -> bool:
-        """Return whether a slot waits for ``loaded`` or ``failed`` of an adapter."""
+        """Return whether an adapter's slot waits for ``loaded`` or ``failed``."""
         index = self._of.get(adapter)
         return index is not None and not self._slots[index].ready
 
@@ -135,7 +135,7 @@ class SlotPool:
         return [SlotState(slot.adapter, slot.ready, slot.pins, slot.heir != _NONE) for slot in self._slots]
 
     def tick(self) -> None:
-        """Begin a step, and forget adapters that stopped asking for a slot."""
+        """Begin a step, and forget adapters that no longer request a slot."""
         self._step += 1
         stale = [a for a, wait in self._waits.items() if self._step - wait.requested > self._patience]
         for adapter in stale:
@@ -164,7 +164,7 @@ class SlotPool:
         return index
 
     def release(self, index: int) -> None:
-        """Release one hold of a slot. Raises ValueError if there is none."""
+        """Release one hold of a slot. Raises ValueError if the slot is not held."""
         slot = self._slots[index]
         if not slot.pins:
             raise ValueError(f"slot {index} is not held")
@@ -176,9 +176,9 @@ class SlotPool:
                 self._give(index, heir, self._waits[heir].tenant)
 
     def prefetch(self, adapter: int, tenant: str = "") -> None:
-        """Load an adapter for a sequence that cannot run yet, as ``acquire`` does, but hold no slot.
+        """Load an adapter for a sequence that cannot run yet, as ``acquire`` does, but without holding a slot.
 
-        Call in each step while the sequence waits for something else, or its position in the queue is lost.
+        Call this in each step while the sequence waits for something else. Otherwise the position in the queue is lost.
         """
         index = self._request(adapter, tenant)
         if index == WAIT:
@@ -187,7 +187,7 @@ class SlotPool:
             self._slots[index].wanted = self._step
 
     def loaded(self, adapter: int) -> None:
-        """Install an adapter that ``load`` has loaded. Ignored if its slot went to another adapter meanwhile."""
+        """Install an adapter that ``load`` has loaded, unless its slot was given to another adapter meanwhile."""
         index = self._of.get(adapter)
         if index is not None and not self._slots[index].ready:
             self._install(index, adapter)
@@ -202,7 +202,7 @@ class SlotPool:
         self._forget_wait(adapter)
 
     def drop(self, adapter: int) -> None:
-        """Remove an adapter for good. Raises ValueError if a sequence still holds its slot."""
+        """Remove an adapter permanently. Raises ValueError if a sequence still holds its slot."""
         self._forget_wait(adapter)
         index = self._of.get(adapter)
         if index is None:
@@ -212,7 +212,10 @@ class SlotPool:
         self._empty(index)
 
     def clear(self) -> None:
-        """Empty all slots, including those in use, whose sequences have ended. Adapters are loaded again on request."""
+        """Empty all slots, including slots in use, whose sequences have ended.
+
+        Adapters are loaded again on request.
+        """
         for index in range(len(self._slots)):
             self._empty(index)
         self._waits.clear()
@@ -230,7 +233,7 @@ class SlotPool:
             assert slot.heir == _NONE or slot.heir in self._waits, f"slot {index} is closed for nobody who waits"
 
     def _request(self, adapter: int, tenant: str) -> int:
-        """Return the adapter's slot, ready or loading, or WAIT."""
+        """Return the adapter's slot, which is ready or loading, or WAIT."""
         index = self._of.get(adapter)
         if index is None:
             index = self._victim(adapter) if self._loading.left_for(tenant) >= 1 else WAIT
@@ -250,7 +253,7 @@ class SlotPool:
         return own if len(own) >= self._max_own else slots
 
     def _victim(self, adapter: int) -> int:
-        """Return an empty slot, else the least recently used one that may be evicted, or WAIT."""
+        """Return an empty slot, else the least recently used slot that may be evicted, else WAIT."""
         best, best_used = WAIT, 1 << 62
         for index, slot in self._slots_for(adapter):
             if slot.adapter == _NONE:
@@ -287,7 +290,7 @@ class SlotPool:
         self._slots[index] = _Slot()
 
     def _starve(self, adapter: int, tenant: str) -> None:
-        """Record that an adapter waits; after ``patience`` steps close a slot for it."""
+        """Record that an adapter waits. After ``patience`` steps, close a slot for this adapter."""
         wait = self._waits.setdefault(adapter, _Wait(self._step, self._step, tenant))
         wait.requested, wait.tenant = self._step, tenant
         if self._loading.left_for(tenant) < 1:

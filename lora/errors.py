@@ -1,4 +1,4 @@
-"""``AdapterError``, the error of this package."""
+"""Errors of adapters: ``AdapterError`` and ``AdapterLimit``."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class AdapterError(Exception):
 
 
 class AdapterLimit(AdapterError):
-    """No room for another adapter now; it may be loaded when other adapters are gone."""
+    """There is no room for another adapter now. It may be loaded when other adapters are gone."""
 
 
 def _safe(text: str) -> str:
-    """Shorten and escape a text: names from an untrusted file may be long or not encodable."""
+    """Shorten and escape a text, because names from an untrusted file may be long or not encodable."""
     short = text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}..."
     return short.encode("utf-8", "backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""LRU cache of prepared adapters in host memory, limited in bytes; pinned adapters are not evicted."""
+"""Host cache: LRU cache of prepared adapters in host memory, limited in bytes. Pinned adapters are not evicted."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from .prepare_factors import PreparedAdapter
 
 
 class HostCache:
-    """Prepared adapters by digest, so that two names for the same content take memory once.
+    """Prepared adapters by digest, so that content with two names occupies memory once.
 
     An embedding or a head that several adapters have in common is stored once, too.
 
     Pinned adapters (at most one per slot) and one further adapter are kept even if they exceed the limit.
 
     Attributes:
-        max_bytes: the limit.
+        max_bytes: largest size of the cached adapters in bytes.
         num_bytes: bytes of the cached adapters.
-        hits: lookups that found their adapter.
-        misses: lookups that did not.
-        num_evicted: adapters evicted so far.
+        hits: number of lookups that found their adapter.
+        misses: number of lookups that did not find their adapter.
+        num_evicted: number of adapters evicted so far.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -31,7 +31,7 @@ class HostCache:
         # The least recently used adapter comes first.
         self._adapters: OrderedDict[str, PreparedAdapter] = OrderedDict()
         self._pins: Counter[str] = Counter()
-        # Number of adapters that use an embedding or a head of their own, by its key.
+        # Number of adapters that use a matrix of an own embedding or head, by the matrix's key.
         self._matrices: Counter[str] = Counter()
 
     def get(self, digest: str) -> PreparedAdapter | None:
@@ -45,7 +45,7 @@ class HostCache:
         return adapter
 
     def put(self, adapter: PreparedAdapter) -> None:
-        """Cache an adapter and evict others until all fit. One with the same digest stays."""
+        """Cache an adapter and evict others until all fit. An adapter with the same digest stays."""
         if adapter.digest not in self._adapters:
             self._adapters[adapter.digest] = adapter
             self._add(adapter)
@@ -53,13 +53,13 @@ class HostCache:
         self._shrink(keep=adapter.digest)
 
     def pin(self, digest: str) -> None:
-        """Protect a cached adapter until ``unpin`` was called as often. Raises KeyError if it is not cached."""
+        """Protect a cached adapter until ``unpin`` is called as often. Raises KeyError if it is not cached."""
         if digest not in self._adapters:
             raise KeyError(digest)
         self._pins[digest] += 1
 
     def unpin(self, digest: str) -> None:
-        """Undo one ``pin``. Raises KeyError if there is none."""
+        """Undo one ``pin``. Raises KeyError if the adapter is not pinned."""
         if not self._pins[digest]:
             raise KeyError(digest)
         self._pins[digest] -= 1

@@ -1,4 +1,4 @@
-"""LoRA part of a forward pass: factors in device slots, and their use in one step."""
+"""LoRA step: the factors of adapters in device slots, and their use in the forward pass of one step."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from .segments import BASE, make_segments
 
 
 class LoraStep:
-    """LoRA ops of one step, for the tokens of a forward pass or the rows of the head; from ``AdapterBank``.
+    """LoRA ops of one step, for the tokens of a forward pass or the rows of the head. ``AdapterBank`` creates it.
 
     Args:
         tables: tables of the projections that this step's adapters change, by name.
         segments: the step's tokens by slot.
-        experts: number of experts of each product of experts, and of heads of each product of heads.
+        experts: number of experts of each grouped product of experts, and of heads of each product of heads.
     """
 
     __slots__ = ("_experts", "_segments", "_tables")
@@ -54,7 +54,7 @@ class LoraStep:
         self._experts = experts
 
     def changes(self, projection: str) -> bool:
-        """Return whether an adapter of this step changes a projection."""
+        """Return whether an adapter of this step changes this projection."""
         return projection in self._tables
 
     def shrink_beside(self, projection: str, x: Tensor) -> ShrunkInputs | None:
@@ -68,7 +68,8 @@ class LoraStep:
             lora_shrink_expand(y, x, table, self._segments, shrunk)
 
     def activate(self, projection: str, x: Tensor, y: Tensor, kind: Activation, shrunk: ShrunkInputs | None) -> Tensor:
-        """Return ``act(gate) * up``, [T, I], where gate and up are y [T, 2 * I] plus the adapters' part for ``x``.
+        """Return ``act(gate) * up``, [T, I], where gate and up are the halves of y [T, 2 * I] plus the adapters' part
+        for ``x``.
 
         y is the base model's projection of ``x``; its contents are undefined afterwards. An adapter of the step must
         change this projection.
@@ -136,7 +137,7 @@ class LoraStep:
 
 
 class AdapterBank:
-    """Factors of the adapters in all device slots, by projection, each at its own rank.
+    """Factors of the adapters in all device slots, by projection. Each adapter keeps its own rank.
 
     Args:
         layout: the base model.
@@ -184,11 +185,9 @@ class AdapterBank:
         self._matrices: WeakValueDictionary[str, OwnRows] = WeakValueDictionary()
 
     def bring(self, adapter: PreparedAdapter) -> bool:
-        """Begin to copy an adapter to the device, unless the copy has begun already. Return whether it has arrived.
+        """Begin to copy an adapter to the device, unless the copy has begun already. Returns whether it is complete.
 
-        Steps run at the same time as the copy.
-
-        The copy is kept until ``install`` puts it into a slot, or ``forget`` releases it.
+        Steps run in parallel. The copy is kept until ``install`` writes it into a slot, or ``forget`` releases it.
         """
         if adapter.digest not in self._arriving:
             with self._side.work():
@@ -202,7 +201,7 @@ class AdapterBank:
         self._arriving.pop(digest, None)
 
     def install(self, slot: int, adapter: PreparedAdapter) -> None:
-        """Write an adapter into a slot, which no step in flight may use.
+        """Write an adapter into a slot. No step in flight may use the slot.
 
         Steps that are launched later wait on the device for the adapter's arrival, unless ``bring`` has reported it.
         """
@@ -214,7 +213,7 @@ class AdapterBank:
             begin = tensor.data_ptr() - adapter.block.data_ptr()
             return block[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
-        # Recorded first: if writing a part fails, ``clear`` still clears the rest.
+        # The names are recorded first, so that ``clear`` clears all parts even if writing one of them fails.
         self._written[slot] |= adapter.factors.keys()
         self._used[slot] = frozenset(
             self._places[name].product if name in self._places else name for name in adapter.factors
@@ -225,7 +224,7 @@ class AdapterBank:
         self._own[slot] = own
 
     def _on_device(self, rows: OwnRows) -> OwnRows:
-        """Return rows on the device; adapters with equal rows share them."""
+        """Return rows on the device. Adapters with equal rows share them."""
         found = self._matrices.get(rows.key)
         if found is None:
             found = self._matrices[rows.key] = rows.to(self._device)
@@ -238,7 +237,7 @@ class AdapterBank:
         self._own[slot] = None
 
     def _put(self, slot: int, names: frozenset[str], factors: Mapping[str, Factors]) -> None:
-        """Set or clear a slot's factors in these projections; the experts of a product are written together."""
+        """Set or clear a slot's factors in these projections. The experts of a product are written together."""
         runs = {name: (slot, [factors.get(name)]) for name in names - self._places.keys()}
         for product in {self._places[name].product for name in names & self._places.keys()}:
             members = self._members[product]
@@ -247,7 +246,7 @@ class AdapterBank:
             return
         rows = np.concatenate([self._tables[name].hold(first, run) for name, (first, run) in runs.items()])
         places = [np.arange(first, first + len(run)) + self._first[name] for name, (first, run) in runs.items()]
-        # One copy transfers the places, followed by the rows.
+        # One copy transfers the slots' places, followed by the rows.
         staged = to_device(np.concatenate([*places, rows.ravel()]), self._device)
         self._rows.index_copy_(0, staged[: len(rows)], staged[len(rows) :].view(rows.shape))
 
@@ -260,7 +259,8 @@ class AdapterBank:
         return self._step(of_tokens, self.projections(of_tokens))
 
     def head_step(self, of_rows: NDArray[np.int32]) -> LoraStep | None:
-        """Return the LoRA part of the head for the tokens that it reads; None if no adapter changes the head.
+        """Return the LoRA part of the head for the hidden states that the head reads; None if no adapter changes the
+        head.
 
         Args:
             of_rows: [S] int32, the slot of each row of hidden states.
@@ -268,7 +268,7 @@ class AdapterBank:
         return self._step(of_rows, self._used_by(of_rows) & {HEAD})
 
     def own_step(self, of_tokens: NDArray[np.int32]) -> OwnStep | None:
-        """Return the adapters' weights in place of the base model's for the tokens of a step; None without any.
+        """Return the weights of adapters that replace the base model's for tokens of a step; None if there are none.
 
         Args:
             of_tokens: [T] int32, the slot of each token or row of hidden states.
@@ -281,11 +281,11 @@ class AdapterBank:
         return OwnStep(found, len(of_tokens)) if found else None
 
     def recorded_step(self, names: frozenset[str], segments: Segments) -> LoraStep:
-        """Return the LoRA part of a recorded forward pass, for any later contents of the segments.
+        """Return the LoRA part of a recorded forward pass. The contents of the segments may change later.
 
         Args:
-            names: the projections to include. Each costs a launch in every step, even if no adapter of the step changes
-                it.
+            names: the projections to include. Each needs a kernel launch in every step, even if no adapter of the step
+                changes it.
             segments: segments of ``StaticSegments``, filled before each replay.
         """
         return LoraStep({name: self._tables[name] for name in names}, segments, self._experts)
@@ -297,11 +297,11 @@ class AdapterBank:
 
     @property
     def products(self) -> frozenset[str]:
-        """The products of experts and of heads, each with a table for all of its projections."""
+        """Names of the grouped products of experts and of heads, each with one table for all of its projections."""
         return frozenset(self._experts)
 
     def reserve(self, rank: int) -> frozenset[str]:
-        """Make launches wide enough for adapters of this rank; returns all tables' names but HEAD."""
+        """Make launches wide enough for adapters of this rank. Returns the names of all tables except ``HEAD``."""
         names = frozenset(self._tables) - {HEAD}
         for name in names:
             table = self._tables[name]
@@ -326,7 +326,7 @@ class AdapterBank:
 
 
 class _Arrival(NamedTuple):
-    """An adapter whose copy has arrived once ``mark`` is reached: the block of its factors, and its own weights."""
+    """An adapter whose copy is complete when ``mark`` is reached: the block of its factors, and its own weights."""
 
     block: Tensor
     own: OwnWeights | None

@@ -1,4 +1,4 @@
-"""Conversion of a published adapter to the kernels' factors, one set per fused projection."""
+"""Prepare factors: converts an adapter as PEFT saves it to the kernels' factors, one set for each fused projection."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _DEVICE_CELLS = 1 << 22
 _ON_GPU = Lock()
 
 NORM_BYTES = 5 * 4 * _DEVICE_CELLS
-"""Bytes of a GPU's memory that computing the norms of DoRA takes: some blocks in fp32, and the factors."""
-# Alignment of factors in bytes: they begin at whole cache lines.
+"""Size in bytes of the GPU memory that the computation of DoRA's norms needs: some blocks in fp32, and the factors."""
+# Alignment of factors in bytes, so that they begin at whole cache lines.
 _ALIGNMENT = 64
 
 
@@ -38,8 +38,8 @@ class PreparedAdapter:
         digest: digest of the adapter's content, its identity.
         invocation_tokens: invocation tokens of an activated LoRA; empty for an ordinary adapter.
         rank: the largest rank of a module.
-        num_bytes: bytes of memory of its factors and its own weights.
-        block: one block of memory that holds all its factors.
+        num_bytes: size of its factors and its own weights in bytes.
+        block: one block of memory that contains all its factors.
         own: the adapter's weights that replace the base model's; None if there are none.
     """
 
@@ -62,10 +62,11 @@ def prepare(weights: AdapterWeights, layout: BaseLayout, own: OwnWeights | None 
     """Convert an adapter to factors of the base model's projections and type, in host memory.
 
     Args:
-        own: the adapter's weights in place of the base model's; LoRA of a whole embedding or head is merged into them.
+        own: the adapter's weights that replace the base model's. LoRA of a whole embedding or head is merged into them.
 
     Raises:
-        AdapterError: values leave the range of the model's type, a DoRA norm is zero, or ``head_factors`` refuses it.
+        AdapterError: values leave the range of the model's type, a DoRA norm is zero, or ``head_factors`` refuses the
+            adapter.
     """
     merged = () if own is None else (own.embedding and EMBEDDING, own.head and HEAD)
     factors: dict[str, Factors] = {}
@@ -90,10 +91,10 @@ def prepare(weights: AdapterWeights, layout: BaseLayout, own: OwnWeights | None 
 
 
 def join_factors(factors: Mapping[str, Factors], *, pinned: bool) -> tuple[Tensor, dict[str, Factors]]:
-    """Copy all factors to one block of memory, in the order of a forward pass, shared tensors once.
+    """Copy all factors to one block of memory, in the order of a forward pass. Shared tensors are copied once.
 
-    On a CPU the block may be in huge pages, which speeds up a decode step that reads every byte once. For a GPU it is
-    ``pinned``: one asynchronous copy transfers the adapter.
+    On a CPU the block may be in huge pages, which speeds up a decode step that reads every byte once. For a GPU the
+    block is ``pinned``, so that one asynchronous copy transfers the adapter.
     """
     distinct = {tensor.data_ptr(): tensor for part in factors.values() for tensor in part.tensors()}
     size = sum(-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in distinct.values())
@@ -138,8 +139,8 @@ def _epilogue(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return gain and addend of a projection, [N] fp32; None for a gain of ones or an addend of zeros.
 
-    DoRA computes ``g * (W x + s B A x) + bias``. With ``y = W x + base_bias`` that is ``g * (y + s B A x) + bias - g *
-    base_bias``, where bias is the adapter's own or the base model's. A bias b of B adds ``s * b``.
+    DoRA computes ``g * (W x + s B A x) + bias``. With ``y = W x + base_bias`` this equals ``g * (y + s B A x) + bias -
+    g * base_bias``, where bias is the adapter's or else the base model's. A bias b of B adds ``s * b``.
     """
     gains: list[Tensor] = []
     adds: list[Tensor] = []
@@ -162,11 +163,11 @@ def _epilogue(
 
 
 def _norm(name: str, module: ModuleWeights, layout: BaseLayout) -> Tensor:
-    """Return ``row_norms`` of a module, computed on the layout's device; on a GPU parallel to the steps."""
+    """Return ``row_norms`` of a module, computed on the layout's device, on a GPU parallel to the steps."""
     weight = layout.read_weight(name)
     if layout.device.type == "cuda":
         block = max(1, _DEVICE_CELLS // weight.shape[1])
-        # One conversion at a time, because the memory for it is reserved only once.
+        # Only one conversion runs at a time, because the memory for it is reserved only once.
         with _ON_GPU, side_stream(layout.device).work():
             norm = row_norms(weight, module, layout.device, block, transposed=name == EMBEDDING).cpu()
     else:
@@ -181,7 +182,8 @@ def row_norms(weight: Tensor, module: ModuleWeights, device: torch.device, block
 
     Args:
         weight: W [N, K] on any device; [V, N] if ``transposed``, as an embedding is stored.
-        block: number of rows of ``weight`` in one sum, since a whole head in fp32 would take gigabytes.
+        block: number of rows of ``weight`` that are processed at once, because a whole head in fp32 would need
+            gigabytes.
     """
     a, b = module.a.to(device).float(), module.scale * module.b.to(device).float()
     left, right = (a.T, b.T) if transposed else (b, a)

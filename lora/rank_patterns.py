@@ -1,4 +1,4 @@
-"""Linear-time matcher for the regular expressions of ``rank_pattern`` and ``alpha_pattern``: RE2.
+"""Rank patterns: match the regular expressions of ``rank_pattern`` and ``alpha_pattern`` in linear time, with RE2.
 
 Patterns are untrusted, and with a pattern of 20 characters Python's backtracking matcher may take exponential time. RE2
 takes time proportional to the length of the name and the size of the pattern's program, which is limited. PEFT uses
@@ -30,7 +30,7 @@ class NamePattern:
 
     Args:
         pattern: a regular expression of Python without look-around, back references, and flags for all of it.
-        option: the config's key that holds it, for errors.
+        option: the config's key that contains the pattern, for errors.
 
     Raises:
         AdapterError: the pattern is malformed, too long or too large, or uses syntax that is not supported.
@@ -47,12 +47,12 @@ class NamePattern:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the pattern is a plain name, which is fast to match."""
+        """Whether the pattern is a plain name, which can be matched fast."""
         return self._plain is not None
 
     @property
     def program_size(self) -> int:
-        """Number of instructions that a match may take for each character of a name; 0 for a plain name."""
+        """Largest number of instructions that a match runs for each character of a name; 0 for a plain name."""
         return 0 if self._compiled is None else int(self._compiled.programsize)
 
     def matches(self, name: str) -> bool:
@@ -65,7 +65,7 @@ class NamePattern:
 
 
 def _compiled(pattern: str, option: str) -> re2._Regexp:
-    """Return RE2's program of a pattern, as PEFT would embed it. Raises AdapterError."""
+    """Return RE2's program for a pattern, embedded as in PEFT. Raises AdapterError."""
     text = _rewritten(pattern, option)
     options = re2.Options()
     options.log_errors, options.never_capture, options.max_mem = False, True, _MOST_BYTES
@@ -78,7 +78,7 @@ def _compiled(pattern: str, option: str) -> re2._Regexp:
 
 
 def _rewritten(pattern: str, option: str) -> str:
-    """Return a pattern in RE2's syntax. Raises AdapterError if RE2 lacks a construct or reads it differently."""
+    """Return a pattern in RE2's syntax. Raises AdapterError if RE2 lacks a construct or interprets it differently."""
     written, at = [], 0
     while at < len(pattern):
         letter, end = pattern[at], at + 1
@@ -94,7 +94,7 @@ def _rewritten(pattern: str, option: str) -> str:
             if count is None or not (count[1] or count[3]):
                 raise _error(pattern, option, "has a '{' without a count")
             end = count.end()
-            # RE2 reads a count without its lower bound as plain text.
+            # RE2 treats a count without its lower bound as plain text.
             written.append(f"{{{count[1] or 0}{count[2]}{count[3]}}}")
             at = end
             continue

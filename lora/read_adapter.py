@@ -1,4 +1,4 @@
-"""Reading an adapter from a folder to factors in host memory, on a background thread."""
+"""Adapter reader: reads an adapter from a folder to factors in host memory, on a background thread."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class AdapterReader:
         max_file_bytes: limit of the weights file.
         root: the folder of relative paths, which must contain all files except those of trusted paths; None for the
             working directory and no limit.
-        own_weights: makes weights in place of the base model's.
+        own_weights: creates the weights that replace the base model's.
     """
 
     layout: BaseLayout
@@ -47,7 +47,7 @@ class AdapterReader:
     own_weights: OwnWeightsMaker = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Create the maker of own weights, which adapters read here share."""
+        """Create the maker of own weights, which is shared by all adapters of this reader."""
         object.__setattr__(self, "own_weights", OwnWeightsMaker(self.layout))
 
     def read(self, path: str, *, trusted: bool = False) -> PreparedAdapter:
@@ -55,7 +55,7 @@ class AdapterReader:
 
         Args:
             path: path of the folder.
-            trusted: whether the path may be outside of ``root``; only the operator may set it, never a request.
+            trusted: whether the path may be outside of ``root``; only the operator may set this, never a request.
 
         Raises:
             AdapterError: the adapter is malformed, unsupported or does not fit the base model, or its files keep
@@ -64,7 +64,7 @@ class AdapterReader:
         return self._unchanged(path, trusted, self._prepare)
 
     def read_sum(self, parts: Sequence[SumPart]) -> PreparedAdapter:
-        """Read some adapters, and return their weighted sum.
+        """Read several adapters. Returns their weighted sum.
 
         Raises:
             AdapterError: as for ``read``; or the digest of a part has changed since it was loaded, or ``weighted_sum``
@@ -77,7 +77,7 @@ class AdapterReader:
             return prepare(weighted_sum(parts, adapters, self.max_rank), self.layout)
 
     def _unchanged(self, path: str, trusted: bool, then: Callable[[AdapterWeights], T]) -> T:
-        """Return a result computed from the weights in a folder, whose files must not change meanwhile."""
+        """Return a result computed from the weights in a folder. The files must not change meanwhile."""
         for _ in range(_MOST_READS):
             files = self._files(path, trusted=trusted)
             before = _stamps(files)
@@ -92,7 +92,7 @@ class AdapterReader:
         raise AdapterError("The adapter's files changed while they were read: load it again.")
 
     def _weights(self, config_file: Path, weights_files: Sequence[Path]) -> AdapterWeights:
-        """Read the adapter in these files."""
+        """Return the weights of the adapter in these files."""
         config = read_config(_bytes(config_file))
         with _as_limit():
             tensors = read_shards(weights_files, self.max_file_bytes, read_tensors)
@@ -103,7 +103,7 @@ class AdapterReader:
             return prepare(weights, self.layout, self.own_weights.make(weights.saved, weights.modules))
 
     def check(self, path: str, *, trusted: bool = False) -> None:
-        """Check the config, and names and shapes of the tensors, of the adapter in a folder; values are not read.
+        """Check the config, and the names and shapes of the tensors, of the adapter in a folder. Values are not read.
 
         Raises:
             AdapterError: ``read`` would raise it for the same files.
@@ -132,11 +132,11 @@ class AdapterReader:
 
 @contextlib.contextmanager
 def _as_limit() -> Iterator[None]:
-    """Convert a lack of memory inside the block to ``AdapterLimit``."""
+    """Context manager: convert a lack of memory in the block to ``AdapterLimit``."""
     try:
         yield
     except (MemoryError, RuntimeError, OSError) as error:
-        # Torch's allocator raises RuntimeError when memory runs out, and mappings raise OSError.
+        # PyTorch's allocator raises RuntimeError when memory runs out, and mmap raises OSError.
         if not is_out_of_memory(error):
             raise
         raise AdapterLimit("The server has no memory to load the adapter now: ask again later.") from None
@@ -148,7 +148,7 @@ def _check_digest(found: str, wanted: str) -> None:
 
 
 def _stamps(files: Iterable[Path]) -> list[tuple[int, ...]]:
-    """Return data that distinguishes files from later files in their place."""
+    """Return data that distinguishes files from later files at the same paths."""
     stamps: list[tuple[int, ...]] = []
     for file in files:
         try:

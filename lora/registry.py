@@ -18,17 +18,17 @@ from .prepare_factors import PreparedAdapter
 from .sum_parts import SumPart
 
 MOST_SUMS = 64
-"""Largest number of weighted sums of adapters that have a name at one time."""
+"""Largest number of weighted sums of adapters that have a name at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnParts:
-    """The weights and sizes of the base model that an adapter replaces by its own.
+    """The weights and sizes of the base model that an adapter replaces with its own.
 
     Attributes:
         has_matrix: whether the adapter has a whole embedding or head.
-        vocab_size: number of tokens of its vocabulary, None for the base model's.
-        num_classes: number of rows of its classification head, 0 without one.
+        vocab_size: number of tokens of the adapter's vocabulary; None for the base model's.
+        num_classes: number of rows of the adapter's classification head; 0 without one.
     """
 
     has_matrix: bool = False
@@ -37,7 +37,7 @@ class OwnParts:
 
     @classmethod
     def of(cls, adapter: PreparedAdapter) -> OwnParts:
-        """Return the weights and sizes by which an adapter replaces the model's."""
+        """Return the weights and sizes of the model that an adapter replaces."""
         if (own := adapter.own) is None:
             return cls()
         return cls(adapter.has_matrix, own.vocab_size, 0 if own.score is None else len(own.score))
@@ -45,7 +45,7 @@ class OwnParts:
 
 @dataclass(slots=True, eq=False)
 class AdapterVersion:
-    """One load of an adapter. Written by ``AdapterRegistry`` only.
+    """One load of an adapter. Only ``AdapterRegistry`` changes it.
 
     Attributes:
         load_id: id of this load, which is never reused.
@@ -54,13 +54,13 @@ class AdapterVersion:
         trusted: whether the path may be outside of the folder of adapters.
         invocation_tokens: invocation tokens of an activated LoRA; empty for an ordinary adapter.
         rank: the largest rank of a module.
-        num_bytes: bytes of memory of its factors and its own weights.
+        num_bytes: size of the adapter's factors and own weights in bytes.
         own: weights and sizes of the base model that the adapter replaces.
         tokenizer: identity of the tokenizer of its sequences; "" for the base model's.
         loaded: time of the load, in seconds since 1970.
-        pins: number of running and waiting sequences that use it.
-        retired: whether it is no longer the current version of its name.
-        public: name that counts towards the limit; versions with the same public name count once.
+        pins: number of running and waiting sequences that use this version.
+        retired: whether this is no longer the current version of its name.
+        public: name that counts towards the limit on names. Versions with the same public name count once.
         parts: parts of a weighted sum of adapters, which has a separate limit; empty for an adapter.
     """
 
@@ -82,7 +82,7 @@ class AdapterVersion:
 
 
 class AdapterRegistry:
-    """The only writer of names and versions. Every operation except iteration takes constant time.
+    """Names and versions, which only this class changes. Every operation except iteration takes constant time.
 
     A weighted sum loses its name when the version of one of its parts is dropped. If there are too many sums, the least
     recently used sum of the tenant with the most sums loses its name.
@@ -98,7 +98,7 @@ class AdapterRegistry:
         # Number of current versions of each public name.
         self._publics: Counter[str] = Counter()
         self._digests: Counter[str] = Counter()
-        # Tenant by name. The name used last is at the end.
+        # Tenants by name. The most recently used name is at the end.
         self._sums: OrderedDict[str, str] = OrderedDict()
         self._ended: list[AdapterVersion] = []
         self._next_id = 0
@@ -113,11 +113,11 @@ class AdapterRegistry:
         tokenizer: str = "",
         public: str = "",
     ) -> AdapterVersion:
-        """Make an adapter the current version of a name; the version before it is retired.
+        """Make an adapter the current version of a name. The previous version is retired.
 
         Args:
             tokenizer: identity of the tokenizer of its sequences.
-            public: see ``AdapterVersion``; "" for the name itself.
+            public: public name, as in ``AdapterVersion``; "" for ``name``.
 
         Raises:
             AdapterLimit: the limit of names is reached.
@@ -170,7 +170,7 @@ class AdapterRegistry:
 
         Args:
             tokenizer: identity of the tokenizer of all parts.
-            tenant: tenant whose request has named the adapter.
+            tenant: tenant whose request has named the sum.
 
         Raises:
             AdapterLimit: a part has been replaced or unloaded.
@@ -192,7 +192,7 @@ class AdapterRegistry:
             self._sums.move_to_end(version.name)
 
     def check_room(self, name: str, public: str = "") -> None:
-        """Raise ``AdapterLimit`` if the limit of names leaves no room for this name, or its public name."""
+        """Raise ``AdapterLimit`` if the limit on names leaves no room for this name or its public name."""
         is_new = name not in self._current and (public or name) not in self._publics
         if is_new and len(self._publics) >= self.max_adapters:
             raise AdapterLimit(
@@ -232,16 +232,16 @@ class AdapterRegistry:
         self._end_if_unused(version)
 
     def take_ended(self) -> list[AdapterVersion]:
-        """Return the versions that ended since the last call: their slots and memory can be freed."""
+        """Return the versions that have ended since the last call, so that their slots and memory can be freed."""
         ended, self._ended = self._ended, []
         return ended
 
     def is_alive(self, digest: str) -> bool:
-        """Return whether a version with this content is alive; if not, its KV can be dropped."""
+        """Return whether a version with this content exists. If not, the content's KV can be dropped."""
         return self._digests[digest] > 0
 
     def __iter__(self) -> Iterator[AdapterVersion]:
-        """Iterate over the current versions in the order of their names' first load."""
+        """Iterate over the current versions, in the order in which their names were first loaded."""
         return iter(tuple(self._current.values()))
 
     def __len__(self) -> int:
@@ -249,7 +249,7 @@ class AdapterRegistry:
 
     @property
     def draining(self) -> tuple[AdapterVersion, ...]:
-        """Retired versions that sequences still use, oldest first."""
+        """Retired versions that sequences still use, the oldest first."""
         return tuple(version for version in self._alive.values() if version.retired)
 
     def check(self) -> None:

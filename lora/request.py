@@ -1,4 +1,4 @@
-"""``LoRARequest``: the adapter of an offline request in vLLM's form."""
+"""``LoRARequest``: the adapter of an offline request, in vLLM's format."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ class LoRARequest:
 
     Attributes:
         lora_name: name of the adapter in this ``LLM``.
-        lora_int_id: vLLM's number of the adapter, which is not read.
-        lora_path: a folder in PEFT's format, or a source as for ``LLM.load_adapter``; "" for an adapter that is loaded.
+        lora_int_id: vLLM's number of the adapter, which is ignored.
+        lora_path: a folder in PEFT's format, or a source as for ``LLM.load_adapter``; "" for an adapter that is already
+            loaded.
         lora_local_path: the name of ``lora_path`` in older versions of vLLM.
         load_inplace: whether the content of the path replaces the adapter loaded under the name.
     """

@@ -1,4 +1,4 @@
-"""Checks of untrusted adapter names and paths."""
+"""Safe paths: checks of untrusted adapter names and paths."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _MOST_SHARDS = 256
 
 
 def check_name(name: str) -> None:
-    """Raise ``AdapterError`` unless ``name`` can name an adapter, like a model of a hub: ``team/assistant-v2``."""
+    """Raise ``AdapterError`` unless ``name`` is a valid adapter name.
+
+    It has the form of a hub's name: ``team/assistant-v2``.
+    """
     if len(name) > _MOST_NAME:
         raise AdapterError(
             f"The adapter's name has {len(name):,} characters; at most {_MOST_NAME} are allowed.", "name"
@@ -75,7 +78,10 @@ def find_files(folder: Path, root: Path | None) -> tuple[Path, tuple[Path, ...]]
 
 
 def _shards(folder: Path) -> tuple[Path, ...]:
-    """Return the shards of an adapter in their order; none without. Raises AdapterError if they are of two counts."""
+    """Return the shards of an adapter in order; () without shards.
+
+    Raises AdapterError for shards of different counts.
+    """
     try:
         counts = {int(match[1]) for file in folder.iterdir() if (match := _SHARD.fullmatch(file.name))}
     except OSError:

@@ -2,8 +2,8 @@
 
     | 8 bytes: length n | n bytes: JSON header | tensors, one after another without gaps |
 
-Every number is checked before use. The file is read rather than mapped into memory, so that a file truncated meanwhile
-raises an error instead of killing the process.
+Every number is checked before use. The file is read and not mapped into memory, so that a file that is truncated
+meanwhile causes an error and does not kill the process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Entry:
 
 
 def read_tensors(path: Path, most_bytes: int) -> dict[str, Tensor]:
-    """Read all tensors of a file by name, in their stored types. They share one block of memory.
+    """Read all tensors of a file by name, in their stored types. The tensors share one block of memory.
 
     Args:
         most_bytes: limit of the file's size.
@@ -50,7 +50,7 @@ def read_tensors(path: Path, most_bytes: int) -> dict[str, Tensor]:
     try:
         with path.open("rb") as file:
             head, size = _read_head(file, path.name, most_bytes)
-            # The layout is checked before memory is taken for the tensors.
+            # The layout is checked before memory is allocated for the tensors.
             entries, start = _layout(head, size, path.name)
             data = bytearray(size)
             data[: len(head)] = head
@@ -64,7 +64,7 @@ def read_tensors(path: Path, most_bytes: int) -> dict[str, Tensor]:
 def read_shards(
     paths: Sequence[Path], most_bytes: int, read: Callable[[Path, int], dict[str, Tensor]]
 ) -> dict[str, Tensor]:
-    """Read the tensors of several files, by ``read_tensors`` or ``read_shapes``.
+    """Read the tensors of several files, with ``read_tensors`` or ``read_shapes``.
 
     Args:
         most_bytes: limit of all files together.
@@ -85,7 +85,10 @@ def read_shards(
 
 
 def read_shapes(path: Path, most_bytes: int) -> dict[str, Tensor]:
-    """Read the header of a file: tensors of the meta device by name. Raises AdapterError as ``read_tensors``."""
+    """Read the header of a file.
+
+    Returns tensors on the meta device by name. Raises AdapterError like ``read_tensors``.
+    """
     try:
         with path.open("rb") as file:
             head, size = _read_head(file, path.name, most_bytes)
@@ -96,7 +99,10 @@ def read_shapes(path: Path, most_bytes: int) -> dict[str, Tensor]:
 
 
 def _read_head(file: BinaryIO, name: str, most_bytes: int) -> tuple[bytes, int]:
-    """Return the beginning of a file, with its header, and its size. Raises AdapterError if it is too large."""
+    """Return the beginning of a file, which contains its header, and its size.
+
+    Raises AdapterError if it is too large.
+    """
     size = os.fstat(file.fileno()).st_size
     if size > most_bytes:
         raise AdapterError(f"{name} has {size:,} bytes; at most {most_bytes:,} are read.")
@@ -104,7 +110,7 @@ def _read_head(file: BinaryIO, name: str, most_bytes: int) -> tuple[bytes, int]:
 
 
 def _layout(head: bytes, size: int, name: str) -> tuple[list[_Entry], int]:
-    """Return the tensors of a file of ``size`` bytes that begins with ``head``, and the offset of the first."""
+    """Return the tensors of a file of ``size`` bytes that begins with ``head``, and the offset of the first tensor."""
     header, start = _header(head, size, name)
     entries = [_entry(tensor, value) for tensor, value in header.items() if tensor != "__metadata__"]
     if not entries:
@@ -114,7 +120,7 @@ def _layout(head: bytes, size: int, name: str) -> tuple[list[_Entry], int]:
 
 
 def _header(head: bytes, size: int, name: str) -> tuple[dict[str, Any], int]:
-    """Parse the header; returns it and the offset of the tensors."""
+    """Parse the header. Returns the header and the offset of the tensors."""
     if size < 8:
         raise AdapterError(f"{name} has {size} bytes; a safetensors file has at least 8.")
     length = int.from_bytes(head[:8], "little")
@@ -170,7 +176,7 @@ def _naturals(value: Any) -> tuple[int, ...] | None:
 
 
 def _check_layout(entries: list[_Entry], size: int, name: str) -> None:
-    """Check that the tensors fill the file without overlap or gap."""
+    """Check that the tensors fill the file without overlaps or gaps."""
     at = 0
     for entry in sorted(entries, key=lambda entry: entry.begin):
         if entry.begin != at:
@@ -192,6 +198,6 @@ def _flat(entry: _Entry, data: bytearray, start: int) -> Tensor:
     begin = start + entry.begin
     if begin % entry.dtype.itemsize == 0:
         return torch.frombuffer(data, dtype=entry.dtype, count=math.prod(entry.shape), offset=begin)
-    # Older writers did not align the header, so the tensor is copied.
+    # Older writers did not align the header, so the tensor's bytes are copied.
     aligned = bytearray(data[begin : start + entry.end])
     return torch.frombuffer(aligned, dtype=entry.dtype)

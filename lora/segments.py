@@ -27,8 +27,8 @@ def token_slots(slots: Ints, first: Ints, lengths: Ints, starts: Ints) -> Ints:
 
     Args:
         slots: [R] int32, the slot of each row's adapter, ``BASE`` for none.
-        first: [R] int32, position in its sequence of the first token that the adapter reads: 0 except for activated
-            LoRA.
+        first: [R] int32, position in its sequence of the first token to which the adapter applies: 0 except for
+            activated LoRA.
         lengths: [R] int32, number of tokens of each row in this step.
         starts: [R] int32, position in its sequence of each row's first token.
     """
@@ -42,7 +42,7 @@ def token_slots(slots: Ints, first: Ints, lengths: Ints, starts: Ints) -> Ints:
 
 
 def make_segments(of_tokens: Ints, device: torch.device) -> Segments | None:
-    """Sort the tokens of a step by slot; None if no token has an adapter.
+    """Sort the tokens of a step by slot. Returns None if no token has an adapter.
 
     Args:
         of_tokens: [T] int32, as from ``token_slots``.
@@ -88,7 +88,7 @@ class StaticSegments:
         self._room = torch.zeros(size, dtype=torch.int32, device=device)
 
     def segments(self, num_tokens: int) -> Segments:
-        """Return the buffers for a recorded forward pass of so many tokens."""
+        """Return the buffers for a recorded forward pass of ``num_tokens`` tokens."""
         most = self._num_tokens
         tokens, rest = self._room[:num_tokens], self._room[most:]
         if self._tiled:
@@ -100,12 +100,15 @@ class StaticSegments:
         return Segments(tokens, rest[:num_tokens], rest[most : most + num_tokens + 1])
 
     def _most_tiles(self, num_tokens: int) -> int:
-        """Return the largest number of tiles for ``num_tokens`` tokens: a segment's last tile may hold one token."""
+        """Return the largest number of tiles for ``num_tokens`` tokens.
+
+        The last tile of a segment may have only one token.
+        """
         segments = min(num_tokens, self._num_slots)
         return (num_tokens + (SHORT - 1) * segments) // SHORT
 
     def fill(self, of_tokens: Ints) -> None:
-        """Fill the buffers for the next replay from ``token_slots``, [T] int32, without waiting."""
+        """Fill the buffers for the next replay from the result of ``token_slots``, [T] int32, without waiting."""
         most = self._num_tokens
         tokens, slots, starts = _sorted(of_tokens)
         room = np.zeros(len(self._room), np.int32)
@@ -126,7 +129,7 @@ class StaticSegments:
 
 
 def _sorted(of_tokens: Ints) -> tuple[Ints, Ints, Ints]:
-    """``tokens``, ``slots`` and ``starts`` of ``Segments``, on the host; empty if there are none."""
+    """Return ``tokens``, ``slots`` and ``starts`` of ``Segments`` on the host. They are empty without adapters."""
     order = np.argsort(of_tokens, kind="stable")
     ordered = of_tokens[order]
     num_base = int(np.searchsorted(ordered, 0))

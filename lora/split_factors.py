@@ -1,4 +1,4 @@
-"""Shards of an adapter for tensor-parallel ranks: each rank has the factors for its part of the base model.
+"""Split factors: shards an adapter for tensor parallelism. Each rank gets the factors for its part of the base model.
 
 A product that is split by outputs has the whole A and its own rows of B. A product that is split by inputs has its own
 columns of A and the whole B: the sum over the ranks of ``B (A_r x_r)`` is ``B A x``, so the sum over the ranks of the
@@ -50,7 +50,7 @@ def split_adapter(
     Args:
         adapter: the adapter, prepared for the whole base model.
         layout: layout of the whole base model.
-        splits: splits by module; each rank has modules without an entry as a whole.
+        splits: splits by module. Each rank has modules without an entry entirely.
     """
     shapes = {shape.name: shape for shape in layout.projections if shape.heads is None}
     heads = dict(_own_heads(layout, splits))
@@ -64,7 +64,7 @@ def split_adapter(
 
 
 def _own_heads(layout: BaseLayout, splits: Mapping[str, ModuleSplit]) -> Iterator[tuple[str, str]]:
-    """Return the products of a rank's heads: their names in the whole model, and on the rank."""
+    """Yield the products of a rank's heads: their names in the whole model, and their names on the rank."""
     for shape in layout.projections:
         if shape.heads is None:
             continue
@@ -98,7 +98,7 @@ def _part(factors: Factors, shape: ProjectionShape, splits: Mapping[str, ModuleS
 
 
 def _columns(vector: Tensor | None, shape: ProjectionShape, splits: list[ModuleSplit | None]) -> Tensor | None:
-    """Return a rank's part of a vector of all outputs of a projection."""
+    """Return a rank's part of a vector that contains all outputs of a projection."""
     if vector is None:
         return None
     parts = vector.split(shape.sizes)

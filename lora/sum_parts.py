@@ -12,7 +12,7 @@ class SumPart:
     Attributes:
         name: name under which the adapter is loaded.
         path, trusted: folder of the adapter, as for ``AdapterReader.read``.
-        digest: digest of its content.
+        digest: digest of the adapter's content.
     """
 
     name: str

@@ -18,7 +18,7 @@ from .sum_parts import SumPart
 
 
 def weighted_sum(parts: Sequence[SumPart], adapters: Sequence[AdapterWeights], most_rank: int) -> AdapterWeights:
-    """Return the sum of some adapters.
+    """Return the weighted sum of several adapters.
 
     Args:
         adapters: the weights of each part.
@@ -51,7 +51,7 @@ def sum_digest(parts: Sequence[SumPart]) -> str:
 
 
 def _check_plain(name: str, adapter: AdapterWeights) -> None:
-    """Refuse an adapter with an option whose weights cannot be added, or are added differently by PEFT."""
+    """Refuse an adapter with weights that cannot be added, or with options that PEFT adds differently."""
     modules = adapter.modules.values()
     options = {
         "alora_invocation_tokens": bool(adapter.invocation_tokens),

@@ -1,1 +1,1 @@
-"""An adapter's own weights in place of the base model's: made from the tensors that PEFT saved, and used in a step."""
+"""Own weights: an adapter's weights that replace the base model's, created from PEFT's tensors and used in a step."""

@@ -1,8 +1,8 @@
-"""An adapter's own weights in place of the base model's, and their use in one step.
+"""Own weights: weights of an adapter that replace the base model's, and their use in one step.
 
-LoRA adds to the results of the base model's weights. An embedding, a head or a norm that PEFT saved whole
-(``modules_to_save``, ``trainable_token_indices``, a resized vocabulary) replaces the base model's weight, only for the
-tokens of this adapter:
+LoRA adds to the results of the base model's weights. An embedding, a head or a norm that PEFT saved entirely
+(``modules_to_save``, ``trainable_token_indices``, a resized vocabulary) replaces the base model's weight, but only for
+the tokens of this adapter:
 
     embedding   own rows are read by token id
     head        own logits; beyond an adapter's vocabulary, if it is smaller than another one, logits are -inf
@@ -23,13 +23,13 @@ from ..published.saved_modules import NormWeights
 
 
 def plain_linear(rows: Tensor) -> PackedLinear:
-    """Return rows [n, H] as the weight of a product, in the same memory."""
+    """Return rows [n, H] as the weight of a matrix product, in the same memory."""
     return PackedLinear(rows.shape[1], rows.shape[0], rows, None, kernels=None)
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class OwnRows:
-    """Rows of an embedding or a head on one device; equal rows of several adapters are one object.
+    """Rows of an embedding or a head on one device. Equal rows of several adapters are one object.
 
     Attributes:
         key: SHA-256 of the rows, and their layout.
@@ -43,18 +43,18 @@ class OwnRows:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of memory of the rows."""
+        """Size of the rows in bytes."""
         return self.tensor.nbytes
 
     @property
     def tensor(self) -> Tensor:
-        """The rows, in packed layout for a head."""
+        """The rows; for a head, in packed layout."""
         tensor = self.rows if self.packed is None else self.packed.weight
         assert tensor is not None
         return tensor
 
     def to(self, device: torch.device) -> OwnRows:
-        """Copy to a device, without waiting."""
+        """Copy the rows to a device, without waiting for the copy."""
         if self.rows is not None and self.rows.device.type != device.type:
             rows = self.rows.to(device, non_blocking=True)
             return OwnRows(self.key, rows, self.packed and plain_linear(rows))
@@ -63,7 +63,7 @@ class OwnRows:
 
 @dataclass(frozen=True, slots=True)
 class TokenPart:
-    """An adapter's own rows for some tokens, or for all.
+    """An adapter's own rows of the embedding or head, for some or all tokens.
 
     Attributes:
         ids: [n] int64 ascending, the tokens of the rows; None for all tokens 0 .. n - 1.
@@ -79,7 +79,7 @@ class TokenPart:
         return self.own.packed.out_features
 
     def rows_of(self, token_ids: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the rows of ``token_ids`` [n], [n, H], and which of them are own rows, [n] bool; None for all."""
+        """Return the rows [n, H] of ``token_ids`` [n], and which of them are own rows, [n] bool; None if all are."""
         rows = self.own.rows
         assert rows is not None
         if self.ids is None:
@@ -107,10 +107,10 @@ class TokenPart:
 
 @dataclass(frozen=True, slots=True)
 class OwnWeights:
-    """An adapter's weights in place of the base model's, in the base model's type.
+    """An adapter's weights that replace the base model's, in the base model's type.
 
     Attributes:
-        vocab_size: number of tokens of its vocabulary, None for the base model's.
+        vocab_size: number of tokens of the adapter's vocabulary; None for the base model's.
         score: [classes, H] fp32, a classification head.
     """
 
@@ -128,7 +128,7 @@ class OwnWeights:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of memory of all own weights."""
+        """Size of all own weights in bytes."""
         score = 0 if self.score is None else self.score.nbytes
         return score + sum(own.num_bytes for own in self.matrices) + sum(each.nbytes for each in self._of_norms)
 
@@ -149,7 +149,7 @@ class OwnWeights:
         return any(part is not None and part.ids is None for part in (self.embedding, self.head))
 
     def map(self, move: Callable[[Tensor], Tensor], move_rows: Callable[[OwnRows], OwnRows]) -> OwnWeights:
-        """Return a copy with all tensors moved."""
+        """Return a copy in which all tensors are moved."""
 
         def part(old: TokenPart | None) -> TokenPart | None:
             return old and TokenPart(move_rows(old.own), None if old.ids is None else move(old.ids))
@@ -190,17 +190,20 @@ class OwnStep:
         return any(own.norms or own.embedding for _, own in self.parts)
 
     def norms(self, name: str) -> list[tuple[Tensor, NormWeights]]:
-        """Return the own weights of a norm, each with its tokens."""
+        """Return the own weights of a norm, each with the indices of its tokens."""
         return [(tokens, own.norms[name]) for tokens, own in self.parts if name in own.norms]
 
     def embed(self, token_ids: Tensor, y: Tensor) -> None:
-        """Write the own rows of ``token_ids`` [T] to ``y`` [T, H], before it is scaled."""
+        """Write the own rows of ``token_ids`` [T] to the embedding ``y`` [T, H], before it is scaled."""
         for tokens, own in self.parts:
             if own.embedding is not None:
                 own.embedding.embed(token_ids, y, tokens)
 
     def logits(self, hidden: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return logits [S, V] fp32 of ``hidden`` [S, H], V of the largest vocabulary; ``base`` gives the model's."""
+        """Return logits [S, V] fp32 of ``hidden`` [S, H].
+
+        V is the largest vocabulary. ``base``: the model's own logits.
+        """
         heads = [(rows, own.head) for rows, own in self.parts if own.head is not None]
         width = max((head.size for _, head in heads if head.ids is None), default=0)
         if not self.needs_head:

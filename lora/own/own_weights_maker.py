@@ -1,4 +1,4 @@
-"""``OwnWeightsMaker``: an adapter's own weights from what PEFT saved."""
+"""``OwnWeightsMaker``: creates an adapter's own weights from the tensors that PEFT saved."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .own_weights import OwnRows, OwnWeights, TokenPart, plain_linear
 
 
 class OwnWeightsMaker:
-    """Makes the own weights of adapters for one base model, from any thread. Equal matrices are made once.
+    """Creates the own weights of adapters for one base model, on any thread. Equal matrices are created once.
 
     Args:
         layout: the base model.
@@ -30,14 +30,7 @@ class OwnWeightsMaker:
         self._shared: WeakValueDictionary[str, OwnRows] = WeakValueDictionary()
 
     def make(self, saved: SavedModules, modules: Mapping[str, ModuleWeights]) -> OwnWeights | None:
-        """Convert an adapter's whole weights; None if it has none.
-
-        Args:
-            modules: LoRA of the adapter; pairs of a whole embedding or head are merged into it.
-
-        Raises:
-            AdapterError: values leave the range of the model's type.
-        """
+        """Convert an adapter's whole weights. Returns None if the adapter has none."""
         if not saved.tensors():
             return None
         parts = {}
@@ -53,7 +46,8 @@ class OwnWeightsMaker:
     def _part(self, name: str, rows: TokenRows) -> TokenPart:
         values = self._cast(rows.rows)
         assert values is not None
-        # Only the CPU uses panels for a head. On other devices the rows of a head are stored like an embedding's.
+        # Only the CPU uses the packed layout for a head. On other devices, a head's rows are stored like an
+        # embedding's.
         panels = name == HEAD and self._layout.device.type == "cpu"
         digest = hashlib.sha256(values.contiguous().flatten().view(torch.uint8).numpy().data).hexdigest()
         key = f"{digest}:{'panels' if panels else 'rows'}"
@@ -81,7 +75,7 @@ class OwnWeightsMaker:
 def _merge_rows(name: str, rows: TokenRows, module: ModuleWeights) -> TokenRows:
     """Return ``W + scale B A`` in fp32, with DoRA's magnitude, for the whole embedding or head W [V, H].
 
-    Only this adapter reads these rows, so they need no factors.
+    Only this adapter uses these rows, so no separate factors are needed.
 
     Raises:
         AdapterError: DoRA divides by a norm that is zero.
@@ -91,7 +85,7 @@ def _merge_rows(name: str, rows: TokenRows, module: ModuleWeights) -> TokenRows:
     delta = a.T @ b.T if name == EMBEDDING else b @ a
     merged: Tensor = rows.rows.float() + module.scale * delta
     if module.magnitude is not None:
-        # There is one magnitude per output: per column of an embedding, per row of a head.
+        # There is one magnitude per output: per column of an embedding, or per row of a head.
         norm = merged.norm(dim=0, keepdim=True) if name == EMBEDDING else merged.norm(dim=1, keepdim=True)
         if not (norm > 0).all():
             raise AdapterError(f"DoRA of {name} divides by the norm of a row that is zero.", name)

@@ -1,4 +1,4 @@
-"""``StaticOwnRows``: adapters' own rows of embeddings at fixed addresses, for captured passes."""
+"""``StaticOwnRows``: rows of adapters' own embeddings at fixed addresses, for captured forward passes."""
 
 from __future__ import annotations
 
@@ -40,6 +40,6 @@ class StaticOwnRows:
             self._is_clear = False
 
     def embed(self, y: Tensor) -> None:
-        """Replace rows of ``y`` [T, H], the embedding of a pass before it is scaled, by the own rows."""
+        """Replace rows of ``y`` [T, H], the embedding of a forward pass before it is scaled, with the own rows."""
         count = len(y)
         torch.where(self._is_own[:count, None], self._rows[:count].to(y.dtype), y, out=y)

@@ -1,1 +1,1 @@
-"""An adapter as PEFT publishes it: factors of modules, of all experts of a layer together, and of latent heads."""
+"""Published adapters, as PEFT saves them: factors of modules, of a layer's stacked experts, and of MLA's heads."""

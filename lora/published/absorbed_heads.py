@@ -1,4 +1,4 @@
-"""Adapters on latent attention's ``kv_b_proj``, which is computed as two products of each head.
+"""Absorbed heads: adapters on ``kv_b_proj`` of MLA, which is computed as two matrix products for each head.
 
 The module's weight is ``W + s B A`` with A [r, K] and B [N, r]. Of head h, with B's rows P_h (for keys) and V_h (for
 values), the products become
@@ -6,9 +6,9 @@ values), the products become
     (W_p + s P A)^T q = W_p^T q + s A^T (P^T q)           factors: P_h^T as A, A^T as B
     (W_v + s V A) c   = W_v c   + s V (A c)               factors: A, V_h
 
-so that the absorbed form has the adapter's exact result at its own rank. A and A^T are the same tensors for all heads.
-A bias of B adds the same number to all scores of a query, which has no effect in a softmax. To the values it is added
-in full, because their weights add up to one.
+So the absorbed form computes the adapter's exact result at the adapter's rank. A and A^T are the same tensors for all
+heads. A bias of B adds the same number to all scores of a query, which has no effect in a softmax. The bias is added to
+the sum of the values in full, because the values' weights add up to one.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def head_factors(
 
 
 def _value_bias(module: ModuleWeights, bias: Tensor, heads: AbsorbedHeads) -> Tensor:
-    """[heads, value] fp32."""
+    """Return the bias of the products with the rows for values, [heads, value] fp32."""
     rows = bias.float().view(heads.count, heads.plain + heads.value)
     return (module.scale * rows[:, heads.plain :]).contiguous()
 

@@ -1,8 +1,9 @@
-"""Orientation of an adapter's factors on stacked experts, from the version of PEFT that wrote it and from its shapes.
+"""Expert layouts: orientation of an adapter's factors on stacked experts, from its version of PEFT and its shapes.
 
 For a matrix of an expert with K inputs and N outputs, A is [r, K] and B [N, r] in the layout "inputs", and A is [r, N]
-and B [K, r] in the layout "outputs", where the change of the matrix is the transpose of B A. The user of PEFT has no
-choice: PEFT's rule has changed twice, and depends on how transformers stores the experts when the adapter is trained.
+and B [K, r] in the layout "outputs", where the change of the matrix is the transpose of B A. The user of PEFT cannot
+choose the layout. PEFT's rule has changed twice, and depends on how transformers stores the experts when the adapter is
+trained.
 
     stored as                     before 0.19.0    0.19.0    since 0.19.1
     [E, N, K]                     outputs          outputs   inputs
@@ -10,8 +11,8 @@ choice: PEFT's rule has changed twice, and depends on how transformers stores th
     [E, K, N], is_transposed      inputs           outputs   inputs
 
 An adapter does not name the version of transformers that trained it, and versions store gpt-oss and Qwen3-VL in two
-different ways. For these the shapes of another tensor of the file decide: gpt-oss's ``down_proj`` is square, its
-``gate_up_proj`` is not.
+different ways. For these models, the shapes of another tensor of the file decide: gpt-oss's ``down_proj`` is square,
+its ``gate_up_proj`` is not.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ _RULES: dict[StoredExperts, tuple[Layout, Layout, Layout]] = {
     "inputs first": ("inputs", "inputs", "outputs"),
     "marked": ("inputs", "outputs", "inputs"),
 }
-"""The layout that PEFT writes before 0.19.0, in 0.19.0, and since 0.19.1, by the stored form of the experts."""
+"""The layouts that PEFT writes before 0.19.0, in 0.19.0, and since 0.19.1, by the layout of the stored experts."""
 
 _VERSION = re.compile(r"(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?(?P<early>\.?(?:dev|rc|a|b)\d*)?(?:[.+@].*)?", re.DOTALL)
-# Development versions that may follow either rule.
+# Versions between which a development version may follow either rule.
 _FIRST_UNSURE, _LAST_UNSURE = (0, 18, 1), (0, 19, 1)
 
 

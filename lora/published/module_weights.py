@@ -19,7 +19,7 @@ class ModuleWeights:
         b: [N, r], the factor B.
         bias: [N], added to ``B (A x)`` before it is scaled, or None.
         magnitude: [N], DoRA's magnitude, or None.
-        own_bias: [N], replaces the module's bias in the base model; None to keep that.
+        own_bias: [N], replaces the module's bias in the base model; None to keep the base model's.
         rank_scales: [r] fp32, a scale for each rank in addition to ``scale``, or None for ones.
     """
 

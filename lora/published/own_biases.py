@@ -1,4 +1,4 @@
-"""Biases that PEFT saves with an adapter (``bias="all"`` or ``"lora_only"``) in place of the base model's."""
+"""Own biases: biases that PEFT saves with an adapter (``bias="all"`` or ``"lora_only"``) to replace the model's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole weights that PEFT saves with an adapter in place of the base model's: embedding, head, norms, rows of tokens.
+"""Saved modules: whole weights that PEFT saves with an adapter to replace the model's embedding, head, norms or rows.
 
 lm_head.weight                                       ``modules_to_save``, or the vocabulary was resized
 embed_tokens.base_layer.weight                       the whole embedding, if LoRA is on the embedding
@@ -26,11 +26,12 @@ MOST_CLASSES = 1 << 16
 """Largest number of classes of an adapter's classification head."""
 
 WHOLE = ("weight", "base_layer.weight", "token_adapter.base_layer.weight")
-"""Parts of a module in an adapter's file that are its whole weight."""
+"""Names of the tensors in an adapter's file that are a module's whole weight."""
 
 DELTA = "token_adapter.trainable_tokens_delta"
 
-# Copies of the base model's weights, or of a tensor that the file has under its own name.
+# Names of tensors that are copies of the base model's weights, or of a tensor that the file contains under its own
+# name.
 UNUSED = ("token_adapter.trainable_tokens_original", "original_module.weight", "original_module.bias")
 ALIASES = ("modules_to_save.weight", "modules_to_save.bias")
 
@@ -43,7 +44,7 @@ class TokenRows:
 
     Attributes:
         rows: [n, H].
-        ids: [n] int64 ascending, tokens of the rows; None for 0 to n - 1, the whole vocabulary.
+        ids: [n] int64 ascending, the tokens of the rows; None for the whole vocabulary, 0 to n - 1.
     """
 
     rows: Tensor
@@ -52,7 +53,7 @@ class TokenRows:
 
 @dataclass(frozen=True, slots=True)
 class NormWeights:
-    """Weight and bias of a norm in place of the base model's, None to keep the base model's."""
+    """Weight and bias of a norm that replace the base model's; None to keep the base model's."""
 
     weight: Tensor | None
     bias: Tensor | None
@@ -60,12 +61,12 @@ class NormWeights:
 
 @dataclass(frozen=True, slots=True)
 class SavedModules:
-    """An adapter's weights in place of the base model's.
+    """An adapter's weights that replace the base model's.
 
     Attributes:
-        embedding: rows of the embedding, None for the base model's.
-        head: weight of the head, likewise.
-        norms: norms by the base model's name for them.
+        embedding: rows of the embedding; None for the base model's.
+        head: rows of the head; None for the base model's.
+        norms: norms by their names in the base model.
         score: [classes, H], a classification head.
     """
 
@@ -76,12 +77,12 @@ class SavedModules:
 
     @property
     def vocab_size(self) -> int | None:
-        """Number of tokens of the adapter's vocabulary, None for the base model's."""
+        """Number of tokens of the adapter's vocabulary; None for the base model's."""
         whole = (part for part in (self.embedding, self.head) if part is not None and part.ids is None)
         return next((len(part.rows) for part in whole), None)
 
     def tensors(self) -> list[tuple[str, Tensor]]:
-        """All tensors with their names, in a fixed order."""
+        """Return all tensors with their names, in a fixed order."""
         found = []
         for name, part in ((EMBEDDING, self.embedding), (HEAD, self.head)):
             if part is not None:
@@ -114,7 +115,7 @@ def saved_modules(parts: Parts, config: AdapterConfig, layout: BaseLayout) -> Sa
 
 
 def _score(parts: Mapping[str, Tensor], layout: BaseLayout) -> Tensor | None:
-    """Return the classification head, None for none. Raises AdapterError for a wrong shape, or a bias."""
+    """Return the classification head; None without one. Raises AdapterError for a wrong shape, or a bias."""
     if "bias" in parts:
         raise AdapterError(f"The adapter has a bias of {SCORE}, which no classification head here has.", SCORE)
     weight, (_, hidden) = parts.get("weight"), _shape(EMBEDDING, layout)
@@ -129,7 +130,7 @@ def _score(parts: Mapping[str, Tensor], layout: BaseLayout) -> Tensor | None:
 
 
 def _refuse_own(parts: Parts, config: AdapterConfig, option: str) -> None:
-    """Refuse weights in place of the base model's, for a model that computes none."""
+    """Refuse weights that replace the base model's, for a model that does not support them."""
     if found := (*parts, *config.saved):
         raise AdapterError(
             f"The adapter has its own weights of {found[0]} (modules_to_save, trainable_token_indices or bias), which "
@@ -139,12 +140,12 @@ def _refuse_own(parts: Parts, config: AdapterConfig, option: str) -> None:
 
 
 def names_saved(config: AdapterConfig, name: str) -> bool:
-    """Return whether ``modules_to_save`` means the module of this name: PEFT compares the ends of names."""
+    """Return whether ``modules_to_save`` includes the module of this name. Like PEFT, it compares the ends of names."""
     return name.endswith(config.saved) if config.saved else False
 
 
 def _check_named(parts: Parts, config: AdapterConfig, layout: BaseLayout) -> None:
-    """Check that modules named in ``modules_to_save`` exist, and are computed."""
+    """Check that modules named in ``modules_to_save`` exist, and that they are supported."""
     for name in (EMBEDDING, HEAD, *layout.norms):
         if names_saved(config, name) and "weight" not in parts.get(name, {}):
             raise AdapterError(
@@ -161,7 +162,7 @@ def _check_named(parts: Parts, config: AdapterConfig, layout: BaseLayout) -> Non
 
 
 def _whole(name: str, parts: Mapping[str, Tensor], layout: BaseLayout) -> Tensor | None:
-    """Return the whole matrix of the embedding or the head, None if it is the base model's."""
+    """Return the adapter's whole matrix of the embedding or the head; None if the adapter uses the base model's."""
     present = [part for part in WHOLE if part in parts]
     if len(present) > 1:
         raise AdapterError(f"The tensors {name}.{present[0]} and {name}.{present[1]} are the same module's.", name)
@@ -191,7 +192,7 @@ def _shape(name: str, layout: BaseLayout) -> tuple[int, int]:
 
 
 def _is_base(name: str, weight: Tensor, layout: BaseLayout) -> bool:
-    """Return whether a whole matrix is the base model's; False if only its shape is known."""
+    """Return whether a whole matrix equals the base model's; False if only the shape of the matrix is known."""
     if weight.is_meta:
         return False
     return torch.equal(weight.to(layout.dtype), layout.read_weight(name).to(layout.dtype).cpu())
@@ -294,7 +295,7 @@ def _norms(parts: Parts, config: AdapterConfig, layout: BaseLayout) -> list[tupl
 
 
 def check_bias(name: str, layout: BaseLayout) -> Tensor:
-    """Return the base model's bias of a module. AdapterError if it has none that an adapter could replace."""
+    """Return the base model's bias of a module. Raises AdapterError if the module has no bias."""
     bias = layout.read_bias(name)
     if bias is None:
         raise AdapterError(f"The adapter has a bias of {name}, where the base model has none.", name)

@@ -1,11 +1,11 @@
-"""Adapters on all experts of a layer together, as PEFT trains the stacked tensors of their weights.
+"""Stacked experts: adapters on all experts of a layer together, as PEFT trains the stacked tensors of their weights.
 
 For E experts, a tensor with K inputs and N outputs, and rank r for each expert, PEFT stores
 
     A [E * r, K]    rows of the experts, one expert after the other
     B [N, r * E]    column i * E + e is rank i of expert e
 
-or A [E * r, N] and B [K, r * E], with which the change of an expert's matrix is the transpose of its B A: see
+or A [E * r, N] and B [K, r * E], with which the change of an expert's matrix is the transpose of B A, as described in
 ``expert_layouts``. PEFT stores a pair under the name of the module that has the tensor, or of its ``base_layer`` if two
 tensors of the module are adapted. The shapes show which tensor a pair belongs to.
 """
