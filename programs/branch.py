@@ -1,4 +1,4 @@
-"""Branch of a program: a conversation with gen, stream, select and fork; parallel branches with map and join."""
+"""Branch: a program's conversation, with gen, stream, select and fork, and parallel branches with map and join."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ _EMPTY_ANSWER: Message = {"role": "assistant", "content": ""}
 class Branch:
     """A conversation and the values parsed from its answers.
 
-    ``system`` and ``user`` begin a message. ``assistant``, ``gen``, ``stream`` and ``select`` write into the
-    assistant's message, one after the other, until the next ``user``.
+    ``system`` and ``user`` begin a message. ``assistant``, ``gen``, ``stream`` and ``select`` append text to the
+    assistant's message, which ends with the next ``user``.
 
-    A branch is used by one thread at a time; branches of a fork run in parallel.
+    Only one thread at a time may use a branch. The branches of a fork run in parallel.
 
     Attributes:
-        path: ``root``, or the indices of the forks, as in ``root/0/3``.
+        path: ``root``, followed by the indices of forked branches, as in ``root/0/3``.
         messages: the conversation so far.
         values: results of ``gen``, ``stream``, ``select`` and ``join``, by name.
-        scores: log-likelihood of each choice of a ``select``, by name.
+        scores: log-likelihoods of the choices of each ``select``, by name.
     """
 
     def __init__(self, path: str, backend: ModelBackend, totals: TokenTotals, defaults: Mapping[str, Any]) -> None:
@@ -89,7 +89,7 @@ class Branch:
 
         Args:
             name: key in ``values``.
-            options: see ``stream``.
+            options: the other arguments of ``stream``.
 
         Returns:
             An instance of ``schema`` if that is a type, parsed JSON if it is a JSON Schema, else the text.
@@ -115,18 +115,18 @@ class Branch:
         stop: str | Sequence[str] = (),
         seed: int | None = None,
     ) -> Iterator[str]:
-        """Like ``gen``, but yield the pieces of the answer; ``branch[name]`` is set after the last one.
+        """Generate an answer like ``gen``, but yield its pieces. ``branch[name]`` is set after the last piece.
 
-        Leaving the loop early leaves the conversation unchanged.
+        If the loop over the pieces is left early, the conversation does not change.
 
         Args:
             schema: a pydantic model, any other type that pydantic supports, or a JSON Schema.
-            regex: an expression that the whole text matches.
-            choices: texts, one of which is sampled token by token; ``select`` compares whole texts.
-            adapter: name of an adapter, None for the session's model.
+            regex: a regular expression that the whole text must match.
+            choices: texts, one of which is sampled token by token. In contrast, ``select`` compares whole texts.
+            adapter: name of an adapter; None for the session's model.
             max_tokens, temperature: None for the session's default.
             stop: stop strings, which are not part of the text.
-            seed: seed of the draws; the same seed gives the same text.
+            seed: seed for sampling. The same seed gives the same text.
         """
         step = f"gen {name!r}"
         with self._naming_branch(step):
@@ -149,8 +149,8 @@ class Branch:
     def select(self, name: str, choices: Sequence[str], *, adapter: str | None = None, normalise: bool = False) -> str:
         """Append the choice with the highest log-likelihood as the next text.
 
-        The score of a choice is the sum of its tokens' log-probabilities at temperature 1. The prompt is computed
-        once. ``scores[name]`` holds the scores of all choices.
+        The score of a choice is the sum of its tokens' logprobs at temperature 1. The prompt is computed only once.
+        ``scores[name]`` contains the scores of all choices.
 
         Args:
             normalise: divide each sum by the number of tokens, which removes the bias against long choices.
@@ -170,7 +170,7 @@ class Branch:
         return best
 
     def warm(self, *, adapter: str | None = None, pin: int = 0) -> Self:
-        """Compute the conversation so far into the prefix cache, for all branches that extend it.
+        """Compute the KV of the conversation into the prefix cache, for all branches that extend the conversation.
 
         Args:
             pin: seconds for which the conversation's pages are pinned in the prefix cache, at most 86,400; 0 for no
@@ -194,7 +194,7 @@ class Branch:
         return Fork(self, [self._child() for _ in range(count)])
 
     def map(self, function: Callable[[Branch, T], R], items: Iterable[T]) -> list[R]:
-        """Fork for each item, and call ``function(branch, item)`` on all of them at once. See ``Fork.map``."""
+        """Fork for each item, and call ``function(branch, item)`` for all of them in parallel, like ``Fork.map``."""
         listed = list(items)
         return self.fork(len(listed)).map(function, listed)
 
@@ -213,7 +213,7 @@ class Branch:
             raise ValueError("adapter must be the name of one, or None for the model of the session")
         messages = self.messages
         if messages[-1:] == [_EMPTY_ANSWER]:
-            # An empty answer at the end is nothing to continue.
+            # An empty answer at the end is removed, because the model cannot continue it.
             messages = messages[:-1]
         if not messages:
             raise ValueError("the conversation is empty: begin it with system or user")
@@ -221,14 +221,14 @@ class Branch:
 
     @contextmanager
     def _naming_branch(self, step: str) -> Iterator[None]:
-        """Within the block, errors become a ``ProgramError`` with this branch and step."""
+        """Context manager: convert an error in the block to a ``ProgramError`` with this branch and step."""
         try:
             yield
         except (CallFailed, ValidationError, ValueError) as error:
             raise ProgramError(self.path, step, str(error)) from error
 
     def _check(self, answer: Completion, format: AnswerFormat | None, max_tokens: int) -> None:
-        """Raise CallFailed for an aborted answer, or a structured one cut off at ``max_tokens`` or a stop string."""
+        """Raise CallFailed for an aborted answer, or a structured answer cut off at ``max_tokens`` or a stop string."""
         if answer.finish_reason not in ("stop", "length"):
             raise CallFailed(f"the answer ended with {answer.finish_reason!r}: {answer.text!r}")
         if format is not None and answer.stop is not None:
@@ -276,7 +276,7 @@ class Fork(Sequence[Branch]):
             futures = [pool.submit(function, *each) for each in arguments]
             wait(futures)
         finally:
-            # After an interrupt no further branch begins.
+            # After an interrupt, no further branch begins.
             pool.shutdown(wait=False, cancel_futures=True)
         failed = [error for future in futures if (error := future.exception()) is not None]
         for other in failed[1:]:
@@ -286,9 +286,9 @@ class Fork(Sequence[Branch]):
         return [future.result() for future in futures]
 
     def join(self) -> dict[str, list[Any]]:
-        """Store the branches' new values in the parent: for each name the list of their values, in order.
+        """Store the branches' new values in the parent: for each name, the list of the branches' values in order.
 
-        A branch without the name contributes None. Values set before the fork do not change.
+        For a branch without the name, the list contains None. Values set before the fork do not change.
         """
         before = self._parent.values
         names = dict.fromkeys(
@@ -300,6 +300,6 @@ class Fork(Sequence[Branch]):
 
 
 def _closed(stream: Generator[str, None, Completion]) -> Generator[str, None, Completion]:
-    """Delegate to the stream and close it when the reader leaves early."""
+    """Delegate to the stream, and close it when the reader leaves early."""
     with closing(stream):
         return (yield from stream)

@@ -1,4 +1,4 @@
-"""Calls of a branch to a model: prompt, parameters, answer format, completion, and the interface of backends."""
+"""Branch calls: a branch's calls of a model (prompt, parameters, format, answer), and the interface of backends."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Prompt:
     """A conversation for the model.
 
     Attributes:
-        messages: dicts of ``role`` and ``content``. The answer continues a last message of the assistant.
-        adapter: name of an adapter, None for the session's model.
+        messages: dicts with ``role`` and ``content``. If the last message is the assistant's, the answer continues it.
+        adapter: name of an adapter; None for the session's model.
         branch: path of the calling branch, whose next call will extend this conversation.
     """
 
@@ -57,7 +57,7 @@ class Prompt:
         return bool(self.messages) and self.messages[-1]["role"] == "assistant"
 
     def followed_by(self, text: str) -> Prompt:
-        """Return the prompt with more text in the assistant's message."""
+        """Return the prompt with further text in the assistant's message."""
         *before, last = self.messages if self.is_open else (*self.messages, {"role": "assistant", "content": ""})
         return replace(self, messages=(*before, {"role": "assistant", "content": last["content"] + text}))
 
@@ -70,7 +70,7 @@ class CallParams:
         format: format of the answer; None for free text.
         temperature: sampling temperature; 0 is greedy.
         stop: stop strings, which are not part of the answer.
-        seed: seed of the draws; None for a new seed in each call.
+        seed: seed for sampling; None for a new seed in each call.
     """
 
     format: AnswerFormat | None
@@ -86,7 +86,7 @@ class Completion:
 
     Attributes:
         finish_reason: as in OpenAI's API.
-        stop: the stop string that ended the answer; None if none did.
+        stop: the stop string or token id that ended the answer; None if the answer ended otherwise.
         shortest: number of tokens of the shortest possible answer in the format; None if the answer was not cut off or
             the number is not known.
     """
@@ -111,16 +111,16 @@ class ModelBackend(Protocol):
     """Interface to a model. All methods are thread-safe and raise ``CallFailed``."""
 
     def stream(self, prompt: Prompt, params: CallParams) -> Generator[str, None, Completion]:
-        """Yield the pieces of an answer and return the whole. Closing the generator aborts the request."""
+        """Yield the pieces of an answer. Returns the whole answer. Closing the generator aborts the request."""
 
     def score(self, prompt: Prompt, choices: Sequence[str]) -> tuple[list[list[float]], Report]:
-        """Return, for each choice as the next text, the log-probabilities of the tokens from ``first_difference`` on.
+        """Return, for each choice as the next text, the logprobs of the tokens from ``first_difference`` on.
 
-        The choices are sent as a tree of endings after their common beginning, which is computed only once.
+        The choices are sent as a tree after their common beginning, which is computed only once.
         """
 
     def warm(self, prompt: Prompt, pin: int) -> Report:
-        """Compute a prompt into the prefix cache, and pin it there for ``pin`` seconds if not 0."""
+        """Compute the KV of a prompt into the prefix cache. If ``pin`` is not 0, pin it there for this many seconds."""
 
     def close(self) -> None:
         """Release the backend's resources."""
@@ -138,10 +138,10 @@ def session_name(root: str, branch: str) -> str:
 
 
 def first_difference(base: Sequence[int], wholes: Sequence[Sequence[int]]) -> int:
-    """Return the first position at which the tokens of the prompt and of prompt + choice differ.
+    """Return the first position at which the tokens of the prompt and of the prompt with each choice differ.
 
     The position may be within the prompt, because the beginning of a choice may merge with the prompt's last token. The
-    sums of log-probabilities from this position on can be compared between choices.
+    sums of logprobs from this position on can be compared between choices.
 
     Raises:
         CallFailed: a choice adds no token.
@@ -173,7 +173,7 @@ def choice_tree(base: Sequence[int], wholes: Sequence[Sequence[int]]) -> EndingT
 
 
 def check_text(name: str, value: Any) -> str:
-    """Return a text. Raises ValueError, with the name of the argument, for anything else."""
+    """Return a text. Raises ValueError, with the name of the argument, if the value is not a text."""
     if not isinstance(value, str):
         raise ValueError(f"{name} must be a string, not {type(value).__name__}")
     try:
@@ -184,7 +184,10 @@ def check_text(name: str, value: Any) -> str:
 
 
 def check_texts(name: str, values: Any) -> list[str]:
-    """Return texts, none of them empty, as a list. Raises ValueError, with the name of the argument."""
+    """Return texts as a list.
+
+    Raises ValueError, with the name of the argument, if a text is empty or of another type.
+    """
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise ValueError(f"{name} must be a list of strings, not {type(values).__name__}")
     listed = [check_text(f"{name}[{index}]", each) for index, each in enumerate(values)]
@@ -194,7 +197,7 @@ def check_texts(name: str, values: Any) -> list[str]:
 
 
 def check_choices(choices: Any) -> list[str]:
-    """Return the choices as a list. Raises ValueError for no choice, an empty one, or other types than strings."""
+    """Return the choices as a list. Raises ValueError if there are none, one is empty, or one is not a string."""
     listed = check_texts("choices", choices)
     if not listed:
         raise ValueError("choices must be at least one string")
@@ -202,7 +205,7 @@ def check_choices(choices: Any) -> list[str]:
 
 
 def answer_format(schema: Any, regex: str | None, choices: Iterable[str] | None) -> AnswerFormat | None:
-    """Return the requested answer format, None for free text. Raises ValueError for several formats or an invalid one.
+    """Return the requested answer format; None for free text. Raises ValueError for an invalid format, or several.
 
     Args:
         schema: a JSON Schema as a mapping, or any type that pydantic supports: a model, a dataclass, ``list[int]``.
@@ -226,7 +229,7 @@ def _json_schema(schema: Any) -> Any:
         except (TypeError, ValueError) as error:
             raise ValueError(f"schema is no JSON: {error}") from error
     wanted = "must be a type that pydantic supports, or a JSON Schema as a dict"
-    # Pydantic would evaluate a text as an annotation.
+    # Pydantic would evaluate a string as an annotation.
     if isinstance(schema, str):
         raise ValueError(f"schema {wanted}, not str")
     try:
@@ -236,7 +239,7 @@ def _json_schema(schema: Any) -> Any:
 
 
 def parse_value(text: str, schema: Any) -> Any:
-    """Parse an answer: an instance for a type, parsed JSON for a schema, else the text. Raises ValueError."""
+    """Return an instance if ``schema`` is a type, parsed JSON for a JSON Schema, else the text. Raises ValueError."""
     if schema is None:
         return text
     return json.loads(text) if isinstance(schema, Mapping) else TypeAdapter(schema).validate_json(text)

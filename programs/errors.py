@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class CallFailed(Exception):
-    """A call to the model did not succeed. Backends raise it; branches turn it into ``ProgramError``."""
+    """A call of the model has failed. Backends raise this error, and branches convert it to ``ProgramError``."""
 
 
 class ProgramError(Exception):

@@ -1,4 +1,4 @@
-"""HTTP backend of programs: an OpenAI-compatible server over blocking HTTP, from the threads of the branches.
+"""HTTP backend: calls an OpenAI-compatible server over blocking HTTP, on the threads of the branches.
 
 The server must have these features: for ``gen`` chat completions; for ``warm`` chat completions with ``max_tokens: 0``;
 for ``select`` the route ``/tokenize`` with ``messages``, and completions of token ids with ``echo``.
@@ -31,14 +31,14 @@ from .errors import CallFailed
 from .token_report import Report
 
 _ATTEMPTS = 6
-# In seconds.
+# Limits and pauses in seconds.
 _LONGEST_PAUSE = 30.0
 _RETRIED = (429, 503)
 _CONNECT_SECONDS = 10.0
 
 
 class HttpBackend:
-    """See ``branch_calls.ModelBackend``.
+    """Backend that calls a server, with the methods of ``branch_calls.ModelBackend``.
 
     Args:
         url: address of the server, with or without ``/v1``.
@@ -59,7 +59,7 @@ class HttpBackend:
         self._timeout = timeout
         self._session = uuid4().hex
         self._closed = Event()
-        # The lock keeps others from adding a socket after ``close`` has shut the last one.
+        # The lock prevents other threads from adding a socket after ``close`` has shut down all sockets.
         self._closing = Lock()
         self._sockets: set[socket] = set()
         self._headers = {"Content-Type": "application/json"}
@@ -92,7 +92,7 @@ class HttpBackend:
         return Completion("".join(texts), str(last["finish_reason"]), _report(usage), stop, shortest)
 
     def score(self, prompt: Prompt, choices: Sequence[str]) -> tuple[list[list[float]], Report]:
-        """Have the server read the choices as a tree of endings."""
+        """Send the choices as a tree, and let the server compute the logprobs of their tokens."""
         base = self._tokens(prompt)
         wholes = [self._tokens(prompt.followed_by(choice)) for choice in choices]
         start = first_difference(base, wholes)
@@ -107,20 +107,20 @@ class HttpBackend:
         return answer["logprobs"][0], _report(answer["usage"])
 
     def warm(self, prompt: Prompt, pin: int) -> Report:
-        """Request a chat completion of no tokens."""
+        """Request a chat completion without tokens."""
         body = self._conversation(prompt) | self._key(prompt) | {"max_tokens": 0}
         if pin:
             body["cache_control"] = {"type": "ephemeral", "ttl": f"{pin}s"}
         return _report(self._json("POST", "/v1/chat/completions", body)["usage"])
 
     def close(self) -> None:
-        """End the connections of all calls, which fail; the server aborts their requests."""
+        """End the connections of all calls, which then fail. The server aborts their requests."""
         with self._closing:
             self._closed.set()
             for each in self._sockets:
                 # The server may have closed the socket.
                 with suppress(OSError):
-                    # The TLS layer is left alone, as the socket's reader still uses it.
+                    # The TLS layer is not closed, because the socket's reader still uses it.
                     socket.shutdown(each, SHUT_RDWR)
 
     def _model_of(self, prompt: Prompt) -> str:
@@ -145,7 +145,10 @@ class HttpBackend:
 
     @contextmanager
     def _response(self, method: str, path: str, body: dict[str, Any] | None) -> Iterator[HTTPResponse]:
-        """Send a request, retrying 429 and 503 after Retry-After; yield the response with status 200."""
+        """Context manager: send a request. 429 and 503 are retried after Retry-After.
+
+        Yields a response of status 200.
+        """
         try:
             data = None if body is None else json.dumps(body).encode()
         except TypeError as error:
@@ -173,7 +176,7 @@ class HttpBackend:
 
     @contextmanager
     def _connection(self) -> Iterator[HTTPConnection]:
-        """Open a connection for one request, which ``close`` may end."""
+        """Context manager: open a connection for one request. ``close`` may end the connection."""
         connection = self._kind(self._host, timeout=min(_CONNECT_SECONDS, self._timeout))
         try:
             try:
@@ -234,7 +237,7 @@ def _report(usage: dict[str, Any], calls: int = 1) -> Report:
 
 
 def _events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
-    """Parse server-sent events into JSON objects, until ``[DONE]``. CallFailed for an error event."""
+    """Parse server-sent events into JSON objects until ``[DONE]``. Raises CallFailed for an error event."""
     for line in response:
         data = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
         if data == b"[DONE]":
@@ -256,6 +259,6 @@ def _message(response: HTTPResponse) -> str:
 
 
 def _pause(response: HTTPResponse, attempt: int) -> float:
-    """Seconds until the next attempt: Retry-After, else exponential backoff."""
+    """Return the number of seconds until the next attempt, by Retry-After or else by exponential backoff."""
     retry_after = response.headers.get("Retry-After") or ""
     return min(float(retry_after) if retry_after.isdecimal() else 0.25 * 2**attempt, _LONGEST_PAUSE)

@@ -1,4 +1,4 @@
-"""Offline backend of programs: one thread steps the ``LLM``, the branches' threads wait for its deltas."""
+"""Offline backend: one thread steps the ``LLM``, and the branches' threads wait for the deltas of their requests."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _Call:
     """One request, shared by a branch's thread and the stepping thread.
 
     Attributes:
-        deltas: queue of its deltas, ended by an error or None.
+        deltas: queue of the request's deltas, which ends with an error or None.
         running: the request's handle in the ``LLM``, once it has begun.
     """
 
@@ -57,7 +57,7 @@ class _Call:
     running: RunningRequest | None = None
 
     def read(self) -> Generator[str, None, RequestOutput]:
-        """Yield the texts and return the whole output. Raises CallFailed."""
+        """Yield the texts. Returns the whole output. Raises CallFailed."""
         while (delta := self.deltas.get()) is not None:
             if isinstance(delta, BaseException):
                 raise CallFailed(str(delta)) from delta
@@ -67,7 +67,7 @@ class _Call:
         return self.running.output()
 
     def wait(self) -> RequestOutput:
-        """Wait for the whole output. Raises CallFailed."""
+        """Wait for the whole output, and return it. Raises CallFailed."""
         reading = self.read()
         while True:
             try:
@@ -78,7 +78,10 @@ class _Call:
 
 
 class OfflineBackend:
-    """See ``branch_calls.ModelBackend``. Requests of all branches share the steps of one engine."""
+    """Backend on an ``LLM``, with the methods of ``branch_calls.ModelBackend``.
+
+    All branches share its engine's steps.
+    """
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
@@ -86,7 +89,7 @@ class OfflineBackend:
         # The unfinished calls. Only the stepping thread uses them.
         self._calls: list[_Call] = []
         self._session = uuid4().hex
-        # The lock keeps others from sending a call after the end of the jobs.
+        # The lock prevents other threads from sending a call after the end of the jobs.
         self._closing = threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._drive, name="llm", daemon=True)
@@ -106,7 +109,7 @@ class OfflineBackend:
         return Completion(answer.text, answer.finish_reason, _report(usage), stop, usage.shortest)
 
     def score(self, prompt: Prompt, choices: Sequence[str]) -> tuple[list[list[float]], Report]:
-        """Read the choices as a tree of endings, one sequence for each of its inner nodes."""
+        """Compute the logprobs of the choices as a tree, with one sequence for each inner node of the tree."""
         tree = choice_tree(self._tokens(prompt), [self._tokens(prompt.followed_by(choice)) for choice in choices])
         session = self._name(prompt)
         calls = [_Call(read.tokens, read.params, adapter=prompt.adapter, session=session) for read in tree.reads]
@@ -118,14 +121,14 @@ class OfflineBackend:
         return tree.by_token(read_logprobs(*each) for each in zip(tree.reads, outputs, strict=True)), report
 
     def warm(self, prompt: Prompt, pin: int) -> Report:
-        """Compute the prompt in a sequence whose one generated token is dropped."""
+        """Compute the prompt's KV in a sequence whose single generated token is dropped."""
         params, session = SamplingParams(max_tokens=1), self._name(prompt)
         call = _Call(self._tokens(prompt), params, adapter=prompt.adapter, session=session, pin=pin)
         with self._sent([call]):
             return _report(call.wait().usage[0], dropped=1)
 
     def close(self) -> None:
-        """End the stepping thread; requests in flight fail."""
+        """End the stepping thread. Unfinished requests fail."""
         with self._closing:
             self._closed = True
             self._jobs.put(None)
@@ -150,7 +153,10 @@ class OfflineBackend:
 
     @contextmanager
     def _sent(self, calls: Sequence[_Call]) -> Iterator[None]:
-        """Send calls. What ends the block early, be it an interrupt, the failure of one or the reader, aborts them."""
+        """Context manager: send calls.
+
+        If the block ends early, by an interrupt, an error or its reader, they are aborted.
+        """
         try:
             with self._closing:
                 if self._closed:
@@ -166,7 +172,10 @@ class OfflineBackend:
     # The methods below run on the stepping thread.
 
     def _drive(self) -> None:
-        """Run jobs and steps until ``close``. What raises fails all calls: no branch waits for an answer in vain."""
+        """Run jobs and steps until ``close``.
+
+        An exception fails all calls, so that no branch waits for its answer forever.
+        """
         while True:
             try:
                 while not self._calls or not self._jobs.empty():
@@ -213,7 +222,7 @@ class OfflineBackend:
         for call in calls:
             call.deltas.put(error)
         for call in calls:
-            # The engine may be closed or broken, and each call has its error already.
+            # The engine may be closed or broken, and each call has received its error already.
             with suppress(Exception):
                 self._abort(call)
 
@@ -232,7 +241,7 @@ def _grammar(format: AnswerFormat) -> GrammarSpec:
 
 
 def _report(usage: Usage, calls: int = 1, dropped: int = 0) -> Report:
-    """Report of the engine's usage, without ``dropped`` generated tokens."""
+    """Return the report for the engine's usage, without ``dropped`` generated tokens."""
     return Report(
         calls, usage.prompt, usage.cached, usage.forked, usage.completion - dropped, usage.drafted, usage.forced
     )

@@ -25,8 +25,8 @@ class Session(Branch):
             exclusively until it is closed.
         model: name of the model on the server. Default: the first model that the server lists.
         api_key: API key of the server.
-        timeout: largest number of seconds without data from the server, after which a call fails: until the first token
-            and between tokens, or until the whole answer of ``select`` and ``warm``. Default: 600.
+        timeout: largest number of seconds without data from the server, after which a call fails. It applies until the
+            first token and between tokens; for ``select`` and ``warm``, until the whole answer. Default: 600.
         max_tokens: default limit for an answer.
         temperature: default temperature; 0 is greedy.
 
@@ -48,7 +48,7 @@ class Session(Branch):
         super().__init__("root", backend, TokenTotals(), {"max_tokens": max_tokens, "temperature": temperature})
 
     def begin(self) -> Branch:
-        """Return an empty conversation on the same model, counted in the same report."""
+        """Return an empty conversation on the same model, whose tokens are counted in the same report."""
         branch = self._child()
         branch.messages, branch.values, branch.scores = [], {}, {}
         return branch
@@ -57,7 +57,7 @@ class Session(Branch):
         return self._totals.total()
 
     def close(self) -> None:
-        """Release the model: the offline ``LLM`` may be used outside the session again."""
+        """Release the model. Afterwards the offline ``LLM`` may be used outside of the session again."""
         self._backend.close()
 
     def __enter__(self) -> Self:

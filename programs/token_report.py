@@ -1,4 +1,4 @@
-"""Token counts of a session: prompt tokens, prefix cache hits, generated, drafted and forced tokens."""
+"""Token report: counts of a session's prompt tokens, prefix cache hits, and generated, drafted and forced tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Report:
         cached: prompt tokens found in the prefix cache.
         forked: cached tokens that another call, such as that of a sibling branch, was using at the same time.
         completion: generated tokens.
-        drafted: generated tokens that were accepted drafts.
+        drafted: generated tokens that were accepted draft tokens.
         forced: generated tokens for which the grammar allowed no other token; some are also drafted.
     """
 
