@@ -68,7 +68,7 @@ AnyTool = Annotated[
 
 
 class AnyToolChoice(StrictModel):
-    """How many tools must be called: any number (auto), at least one (any), or none."""
+    """Number of tools that must be called: any number (auto), at least one (any), or none."""
 
     type: Literal["auto", "any", "none"]
     disable_parallel_tool_use: bool = False
@@ -98,7 +98,10 @@ Choice = Annotated[
 
 
 class Thinking(StrictModel):
-    """Whether the model reasons, and for how many tokens. The reasoning is shown unchanged, or it is ``omitted``."""
+    """Switch for the model's reasoning, and its largest number of tokens.
+
+    The reasoning is shown unchanged, or it is ``omitted``.
+    """
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Field(ge=1, le=MAX_THINKING_BUDGET)] | None = None

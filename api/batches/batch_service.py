@@ -1,4 +1,4 @@
-"""Batch service: accepts batches, answers them beside live traffic, and resumes them after a crash.
+"""Batch service: accepts batches, answers them in parallel with live traffic, and resumes them after a crash.
 
 Each worker appends an answer to the batch's answer file before it sends its next request. After a crash, the requests
 without a line in this file are answered. If the disk has no space for an answer, the answer is kept in memory, and its

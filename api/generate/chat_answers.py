@@ -74,7 +74,7 @@ def _call_fields(call: ParsedCall) -> dict[str, Any]:
 
 
 def _reasoning_fields(text: str | None) -> dict[str, Any]:
-    """Return a thought under both names that clients read: vLLM's newer one, and the older one of other servers."""
+    """Return the reasoning under both names that clients read: vLLM's newer one, and the older one of other servers."""
     return {"reasoning_content": text, "reasoning": text}
 
 

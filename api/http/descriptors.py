@@ -33,7 +33,10 @@ def set_aside(wanted: int) -> int:
 
 @cache
 def connection_room() -> int:
-    """Return the number of HTTP and gRPC connections that fit beside a reserve and the descriptors in use at first."""
+    """Return the number of HTTP and gRPC connections for which enough descriptors are available.
+
+    A reserve, and the descriptors in use at first, are not available for connections.
+    """
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     soft = WANTED if soft == resource.RLIM_INFINITY else soft
     return max(1, soft - len(os.listdir("/proc/self/fd")) - min(_RESERVE, soft // 4))

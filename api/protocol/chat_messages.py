@@ -229,8 +229,8 @@ class ChatMessage(StrictModel):
     def for_template(self) -> dict[str, Any]:
         """Return the message for the chat template, with its reasoning under both names that templates use."""
         message: dict[str, Any] = {"role": self.role}
-        # As in transformers, a null content beside calls is left out, because templates would print "None" for it or
-        # fail.
+        # As in transformers, a null content of a message with calls is left out, because templates would print "None"
+        # for it or fail.
         for key, value in (("content", self.text), ("name", self.name), ("tool_call_id", self.tool_call_id)):
             if value is not None:
                 message[key] = value

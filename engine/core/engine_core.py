@@ -421,7 +421,7 @@ class EngineCore:
         return step
 
     def _take_ahead(self) -> StepHandle | None:
-        """Return the step that was launched ahead, unless all its sequences have ended since its launch."""
+        """Return the step that was launched before the last step ended, unless all its sequences have ended."""
         ahead, self._ahead = self._ahead, None
         return None if ahead is None or self._scheduler.forget(ahead.batch) else ahead
 

@@ -32,8 +32,8 @@ from ..messages import TokenTexts
 from ..sequence.mask_jobs import MaskJob
 
 MOST_WAITED = 120.0
-"""Longest time in seconds that a request waits for its grammar: for a free worker, and while the grammar is compiled
-beside other work. A separate limit applies to the processor time of the compile itself.
+"""Longest time in seconds that a request waits for its grammar: for a free worker, and while the grammar is compiled in
+parallel with other work. A separate limit applies to the processor time of the compile itself.
 """
 MOST_TESTED = 64  # If the end of an answer is postponed, up to this many tokens are tested for an end that fits.
 _BUILD_BYTES = 2048  # Bytes for each token of a vocabulary; more than building the vocabulary ever needs.

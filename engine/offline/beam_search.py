@@ -31,8 +31,8 @@ def search_beams(
     Args:
         prompts: tokens of each prompt.
         ends: end tokens for each prompt.
-        scores: computes the log-probabilities of next tokens. Its arguments are beams, each with the index of its
-            prompt, and a number of tokens; its result holds that number of likeliest tokens for each beam.
+        scores: computes the logprobs of next tokens. Its arguments are beams, each with the index of its prompt, and a
+            number of tokens; its result holds that number of likeliest tokens for each beam.
         use_tqdm: whether to show a progress bar of the steps.
 
     Raises:

@@ -667,6 +667,6 @@ class LLM:
 
 
 def _scores_of(output: RequestOutput) -> dict[int, float]:
-    """Return the log-probabilities of the likeliest tokens at an answer's first position."""
+    """Return the logprobs of the likeliest tokens at an answer's first position."""
     assert output.outputs[0].logprobs is not None
     return {token: score.logprob for token, score in output.outputs[0].logprobs[0].items()}

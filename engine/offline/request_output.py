@@ -35,7 +35,7 @@ class CompletionOutput:
         index: index of the answer among the ``n`` answers to its prompt.
         token_ids: tokens of the answer without the end token, which has no text and no logprob.
         logprobs: logprobs at the position of each of ``token_ids``; None if not requested.
-        cumulative_logprob: sum of the log-probabilities of ``token_ids``, None if not requested.
+        cumulative_logprob: sum of the logprobs of ``token_ids``; None if not requested.
         finish_reason: ``"stop"``, ``"length"`` or ``"abort"``; None while the answer is not finished.
         field_probabilities: probabilities of the choices that a JSON Schema left to the model, None if not requested.
         stop_reason: the stop string or stop token id that ended the answer; None for the model's own end token;

@@ -42,7 +42,7 @@ class PrefillAllowance:
     def __init__(self, cost: StepCostModel, seconds: float) -> None:
         self._cost = cost
         self._seconds = seconds
-        # Tokens and seconds that each sequence has taken, by sequence id.
+        # Tokens and seconds that each sequence has taken from the step's budget, by sequence id.
         self._taken: dict[int, tuple[int, float]] = {}
 
     def room(self, start: int, without: AbstractSet[int] = frozenset()) -> int:

@@ -1,4 +1,4 @@
-"""Beam search over the log-probabilities of next tokens, with vLLM's rules. Needs no engine and no tokenizer.
+"""Beam search over the logprobs of next tokens, with vLLM's rules. Needs no engine and no tokenizer.
 
 Beams of equal length are ranked as in transformers for every length penalty, because the sum of log-probabilities of
 each of them is divided by the same number.
@@ -22,8 +22,8 @@ class BeamRules(Protocol):
     Attributes:
         beam_width: number of beams that are kept.
         ignore_eos: whether beams continue after an end token.
-        length_penalty: a beam's sum of log-probabilities is divided by its length to the power of this number. The
-            length includes the prompt and excludes an end token.
+        length_penalty: a beam's sum of logprobs is divided by its length to the power of this number. The length
+            includes the prompt and excludes an end token.
     """
 
     @property
@@ -42,7 +42,7 @@ class BeamSearchSequence:
 
     Attributes:
         tokens: tokens of prompt and answer, including the end token if the sequence has ended.
-        cum_logprob: sum of the log-probabilities of the answer's tokens.
+        cum_logprob: sum of the logprobs of the answer's tokens.
         text: text of all tokens; set when the search has ended.
     """
 
@@ -93,7 +93,7 @@ class BeamSearch:
     def advance(self, scores: Sequence[Mapping[int, float]]) -> None:
         """Continue the beams of ``live`` by one token.
 
-        ``scores`` holds, for each beam, the log-probabilities of its next tokens.
+        ``scores`` holds, for each beam, the logprobs of its next tokens.
         """
         given = iter(scores)
         for place, beams in enumerate(self._beams):

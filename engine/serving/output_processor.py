@@ -46,7 +46,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """How a sequence ended.
+    """End of a sequence: the reason, the token counts and measurements.
 
     Attributes:
         usage: the engine's token counts. If a stop string ended the sequence, tokens after the stop string are not

@@ -30,7 +30,7 @@ class EngineTemplate:
     async def start(self) -> None:
         """Start the template process and wait until it has loaded the weights.
 
-        Does nothing if it runs or is not possible.
+        Does nothing if the process runs already, or if the engine uses several ranks or a GPU.
         """
         if self._is_possible:
             await self._server.start()

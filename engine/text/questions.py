@@ -40,7 +40,7 @@ class QuestionKind(StrEnum):
 
 
 class Labels(StrEnum):
-    """How the model answers: with a short label for each option, or with the text of the option."""
+    """Form of the model's answer: a short label of an option, or the text of the option."""
 
     LETTERS = "letters"
     VALUES = "values"

@@ -4,7 +4,7 @@ tokenizer.json              the tokenizer itself
 tokenizer.model             otherwise a SentencePiece model, see ``tokenizer_sentencepiece``
 tiktoken.model              otherwise a vocabulary of tiktoken's, see ``tokenizer_tiktoken``. ``qwen.tiktoken`` and
                             GLM-4's ``tokenizer.model`` are such vocabularies too. Python code is never run.
-added_tokens.json           ids of further tokens, beside ``tokenizer.model``
+added_tokens.json           ids of further tokens, if there is a ``tokenizer.model``
 tokenizer_config.json       names of special tokens, further added tokens, flags of all added tokens, and whether a text
                             begins like a word after a space, see ``prefix_space``
 special_tokens_map.json     names of special tokens, in older folders
