@@ -1,6 +1,6 @@
 """``rootgraft bench step``: measures the parts of an engine's step without a server, and compares them with limits.
 
-The limits are the times that the machine needs at least, by its memory bandwidth and its peak performance.
+A limit is the shortest possible time of a part, from the machine's memory bandwidth and peak performance.
 """
 
 from __future__ import annotations

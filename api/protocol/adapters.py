@@ -15,7 +15,10 @@ MAX_VERSION = 71  # Length of "sha256:" and 64 digits.
 
 
 class LoadAdapterRequest(StrictModel):
-    """Load an adapter. ``lora_path`` is relative to ``--lora-dir``; ``base_model_name`` selects the base model."""
+    """Body of a request that loads an adapter.
+
+    ``lora_path`` is relative to ``--lora-dir``, and ``base_model_name`` selects the base model.
+    """
 
     lora_name: str = Field(min_length=1, max_length=MAX_MODEL_NAME)
     lora_path: str = Field(min_length=1, max_length=MAX_PATH)
@@ -24,7 +27,7 @@ class LoadAdapterRequest(StrictModel):
 
 
 class UnloadAdapterRequest(StrictModel):
-    """Unload an adapter."""
+    """Body of a request that unloads an adapter."""
 
     ignored: ClassVar[frozenset[str]] = frozenset({"lora_int_id"})
 
