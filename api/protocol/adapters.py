@@ -49,7 +49,7 @@ class AddVersionRequest(StrictModel):
 class PromoteRequest(StrictModel):
     """Promote a version, so that it gets all new requests.
 
-    It is named by its digest or by the digest's first digits.
+    The request names the version by its digest or by the digest's first digits.
     """
 
     version: str = Field(min_length=1, max_length=MAX_VERSION)
