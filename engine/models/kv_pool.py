@@ -285,6 +285,8 @@ class KvPrefault:
         # Written by the populating thread: the number of pages that have memory.
         self._populated = 0
         self._threads: list[threading.Thread] = []  # the last one that was started
+        # A thread that has found nothing left to do must not count as running when the target moves.
+        self._lock, self._is_running = threading.Lock(), False
         self._ending = threading.Event()
         # A daemon that runs native code while the interpreter ends would abort the process, so the thread is ended
         # first.
@@ -294,8 +296,10 @@ class KvPrefault:
     def reach(self, batch: Batch) -> None:
         """Record the pages that a step will write."""
         self._last_step = time.monotonic()
-        self._used = max(self._used, *(1 + max(row.new_pages) for row in batch.rows if row.new_pages), 0)
-        if self._populated < self._target() and not any(thread.is_alive() for thread in self._threads):
+        with self._lock:
+            self._used = max(self._used, *(1 + max(row.new_pages) for row in batch.rows if row.new_pages), 0)
+            is_idle = not self._is_running and self._populated < self._target()
+        if is_idle:
             self._start_thread()
 
     def _target(self) -> int:
@@ -307,16 +311,23 @@ class KvPrefault:
         if sys.platform == "linux":
             thread = threading.Thread(target=self._populate, name="kv-ahead", daemon=True)
             self._threads[:] = [thread]
+            self._is_running = True
             thread.start()
 
     def _populate(self) -> None:
         os.nice(_NICENESS)
-        while self._populated < self._target() and not self._ending.is_set():
+        while self._has_work():
             is_busy = time.monotonic() - self._last_step < _IDLE
             if is_busy and self._populated >= min(self._used + self._ahead // 4, self._kv.num_pages):
                 time.sleep(_IDLE)
             else:
                 self._populated = self._kv.populate(self._populated)
+
+    def _has_work(self) -> bool:
+        """Return whether the thread has more to do. If not, the next step that needs memory starts another one."""
+        with self._lock:
+            self._is_running = self._populated < self._target() and not self._ending.is_set()
+            return self._is_running
 
 
 def _end(ending: threading.Event, threads: Sequence[threading.Thread]) -> None:

@@ -21,7 +21,7 @@ loaded = [[] for _ in range(1_000_000)]
 freeze()
 full = gc.get_stats()[2]["collections"]
 served = []
-for number in range(110_000):
+for number in range(500_000):
     served.append([number])
     served[-1].append(served[-1])
     if len(served) > 10_000:

@@ -315,7 +315,10 @@ def test_calls_that_are_nested_too_deeply(live: Live) -> None:
             with live.http(headers={"content-type": "application/json"}) as http:
                 reply = http.post(path, content=body)
             assert reply.status_code == status, (depth, reply.text)
-            assert status == 200 or "nested too deeply" in error_of(reply, 400, "invalid_request_error")
+            if status == 400:
+                # From Python 3.12 on deeper values can be written, and the prompt is too long.
+                message = error_of(reply, 400, "invalid_request_error")
+                assert "nested too deeply" in message or "prompt is too long" in message
 
 
 def test_bodies_that_are_no_json(live: Live) -> None:
