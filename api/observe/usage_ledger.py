@@ -100,7 +100,11 @@ class LedgerFile:
             os.close(open_private(str(path), os.O_CREAT | os.O_EXCL))
         try:
             self._db = sqlite3.connect(path, timeout=10.0, isolation_level=None, check_same_thread=False)
-            self._open()
+            try:
+                self._open()
+            except BaseException:
+                self._db.close()
+                raise
         except sqlite3.Error as error:
             raise ConfigError(
                 f"--usage-ledger: {path} cannot be used: {error}. Try: ls -ld {shlex.quote(str(path.parent))}"

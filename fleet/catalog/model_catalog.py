@@ -132,11 +132,12 @@ class ModelCatalog:
             with suppress(OSError):
                 os.close(open_private(str(path), os.O_CREAT | os.O_EXCL))
             db = sqlite3.connect(path, timeout=10.0, isolation_level=None, check_same_thread=False)
-            _check_owner(db)
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = FULL")
-            db.executescript(_SCHEMA)
-            db.execute("UPDATE versions SET state = 'retired' WHERE state = 'loading'")
+            with _closed_on_error(db):
+                _check_owner(db)
+                db.execute("PRAGMA journal_mode = WAL")
+                db.execute("PRAGMA synchronous = FULL")
+                db.executescript(_SCHEMA)
+                db.execute("UPDATE versions SET state = 'retired' WHERE state = 'loading'")
         except BlockingIOError as error:
             lock.close()
             raise ConfigError(
@@ -152,7 +153,8 @@ class ModelCatalog:
         """Open an existing file for reading. Raises ConfigError."""
         try:
             db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None)
-            _check_owner(db)
+            with _closed_on_error(db):
+                _check_owner(db)
         except sqlite3.Error as error:
             raise _unusable(path, str(error)) from error
         return cls(db, None)
@@ -394,6 +396,16 @@ def _check_owner(db: sqlite3.Connection) -> None:
     tables = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
     if owner != _APPLICATION_ID and tables:
         raise sqlite3.DatabaseError("it is a database of something else")
+
+
+@contextmanager
+def _closed_on_error(db: sqlite3.Connection) -> Iterator[None]:
+    """Context manager: close a database if the block fails, which would otherwise stay open until it is collected."""
+    try:
+        yield
+    except BaseException:
+        db.close()
+        raise
 
 
 def _unwritable(error: sqlite3.OperationalError) -> CatalogUnavailable:

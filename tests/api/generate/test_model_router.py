@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -216,9 +218,7 @@ def test_usage_counts_by_model_and_limits_of_keys_are_shared(tmp_path: Path) -> 
         await ledger.close()
 
     asyncio.run(job())
-    import sqlite3
-
-    with sqlite3.connect(tmp_path / "usage.db") as db:
+    with closing(sqlite3.connect(tmp_path / "usage.db")) as db:
         assert sorted(db.execute("SELECT model, requests FROM usage")) == [("big", 2), ("tiny", 1)]
 
 

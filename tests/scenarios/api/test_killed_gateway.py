@@ -16,7 +16,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,7 @@ class Scene:
 
     def rows(self) -> dict[str, tuple[int, int]]:
         """Requests and tokens of answers in the ledger, by key."""
-        with sqlite3.connect(self.ledger) as database:
+        with closing(sqlite3.connect(self.ledger)) as database:
             counted = "SELECT key, sum(requests), sum(completion_tokens) FROM usage GROUP BY key"
             return {key: (requests, tokens) for key, requests, tokens in database.execute(counted)}
 
