@@ -225,12 +225,24 @@ class ShortestInstance:
         if arrays.unique and arrays.least > 1:
             distinct = self._different(arrays, arrays.least)
             return f"[{','.join(distinct)}]" if distinct else None
-        needed = [arrays.item(index) for index in range(arrays.least)]
-        for entry in arrays.contains:
-            if entry.least > 1 or entry.most is not None or arrays.num_prefix:
-                return None
-            needed[:1] = [arrays.item(0) | entry.item] if entry.least else needed[:1]
-        items = [self.text(conj) for conj in needed]
+        if arrays.contains:
+            return self._array_that_contains(arrays)
+        items = [self.text(arrays.item(index)) for index in range(arrays.least)]
+        return None if None in items else f"[{','.join(map(str, items))}]"
+
+    def _array_that_contains(self, arrays: Arrays) -> str | None:
+        """Return the shortest array whose items meet ``contains`` often enough and not too often; None if unknown."""
+        entry = arrays.contains[0]
+        count = max(arrays.least, entry.least)
+        if len(arrays.contains) > 1 or arrays.num_prefix or (arrays.unique and count > 1):
+            return None
+        item = arrays.item(0)
+        holding = self.text(item | entry.item)
+        other = self.text(item if entry.most is None else item | entry.negated)
+        num_holding = entry.least
+        if entry.most is not None and holding is not None and (other is None or len(holding) < len(other)):
+            num_holding = min(count, entry.most)
+        items = [holding] * num_holding + [other] * (count - num_holding)
         return None if None in items else f"[{','.join(map(str, items))}]"
 
     def _different(self, arrays: Arrays, count: int) -> list[str]:

@@ -91,6 +91,22 @@ def drawn(grammars, matcher: Matcher, rng: random.Random, budget: int) -> tuple[
     return text, whole
 
 
+def test_arrays_with_items_to_count_at_small_budgets(grammars):
+    """Their shortest form has as many items that hold as are needed, and no more than there may be."""
+    three, most_two = {"contains": {"const": 3}}, {"maxContains": 2}
+    counted = [
+        {**three, "minContains": 2},
+        {**three, "minContains": 2, **most_two},
+        {**three, **most_two},
+        {**three, **most_two, "minItems": 4},
+        {**three, "minContains": 0, **most_two, "minItems": 3},
+        {"contains": {"type": "integer"}, "minContains": 2, "minItems": 3},
+        {"contains": {"type": "integer"}, "maxContains": 1, "minItems": 3},
+        {"contains": {"type": "string"}, "minContains": 2, "items": {"type": ["string", "null"]}, "minItems": 3},
+    ]
+    assert_complete_at_small_budgets(grammars, [{"type": "array", **each} for each in counted])
+
+
 @pytest.mark.sample
 @pytest.mark.parametrize("part", range(2))
 def test_some_schemas_of_the_suite_at_small_budgets(grammars, part):
