@@ -49,6 +49,7 @@ _FAMILIES: Final = {  # of the native calls of a forward pass
     "rope_store_kv": "rope and KV",
     "rope_store_latent": "rope and KV",
     "causal_conv": "recurrent",
+    "block_scores": "attention",
     "choose_tokens": "attention",
     "take_columns": "attention",
     "sigmoid_gate": "attention",

@@ -26,7 +26,7 @@ from rootgraft.radix.namespace import Namespace
 SCHEME = BlockScheme("fake", 4, 64)
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
 TIER = {"bytes": 3e9, "capacity_bytes": 1e10, "pages": 8000, "hits": 120, "misses": 1, "stored": 9000, "evicted": 1000}
-TIER |= {"rejected": 2, "errors": 3}
+TIER |= {"rejected": 2, "errors": 3, "held": 4, "unwritten": 5, "ghost_hits": 6}
 
 
 def blocks(tenant: str, count: int) -> list[BlockId]:

@@ -10,7 +10,7 @@ import pytest
 from support.api.api_live import Live, make_state, serve
 
 from rootgraft.api.access.overload import Load
-from rootgraft.api.access.wait_estimate import NOTHING
+from rootgraft.api.access.wait_estimate import Work
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.observe.replica_view import GatewaysStatus
 from rootgraft.engine.errors import EngineDead
@@ -104,13 +104,14 @@ def test_room_for_keys_and_values(
 def test_a_queue_at_its_limit() -> None:
     for server in serve(make_state(ServerConfig(max_queued_requests=10))):
         queue, load = server.state.limits.admission.queue_limits, Load("", Priority.INTERACTIVE, 1, 1)
+        work = Work(sequences=1, tokens=1)
         with server.http() as http:
             for _ in range(8):
-                queue.join(load, NOTHING)
+                queue.join(load, work)
             assert told(http, "/health/ready")[2] is None, "nine of ten places are for interactive requests"
-            queue.join(load, NOTHING)
+            queue.join(load, work)
             assert told(http, "/health/ready") == (503, "not_ready", "max_queued_requests")
-            queue.leave(load, NOTHING, begun=False)
+            queue.leave(load, work, begun=False)
             assert told(http, "/health/ready")[2] is None
 
 
