@@ -94,7 +94,8 @@ class Pooler:
         """
         if num_classes in (0, len(self.labels)):
             return self
-        return replace(self, labels=tuple(f"LABEL_{index}" for index in range(num_classes)))
+        labels = tuple(f"LABEL_{index}" for index in range(num_classes))
+        return replace(self, labels=labels, generates=False)
 
 
 class Priority(IntEnum):

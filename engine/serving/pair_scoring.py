@@ -31,7 +31,7 @@ def pair_scoring(pooler: Pooler) -> PairScoring:
         return "head"
     if pooler.is_embedder or (not num_classes and not pooler.generates):
         return "embeddings"
-    if num_classes:
+    if not pooler.generates:
         raise _of_several_classes("model", num_classes)
     return "words"
 

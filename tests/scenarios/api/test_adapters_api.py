@@ -156,7 +156,7 @@ def test_load_replace_and_unload(client: openai.OpenAI, http: httpx.Client, fold
     assert client.models.retrieve("new").root == "two"  # type: ignore[attr-defined]
     listed = {entry["name"]: entry for entry in http.get("/v1/adapters").json()["data"]}
     fields = ["name", "path", "state", "tier", "rank", "bytes", "activated", "pins", "running", "requests", "hits"]
-    assert list(listed["new"]) == [*fields, "digest", "vocab_size", "loaded"]
+    assert list(listed["new"]) == [*fields, "digest", "vocab_size", "loaded", "num_classes"]
     assert listed["new"]["digest"] == listed["two"]["digest"] != listed["one"]["digest"]
     assert (listed["new"]["state"], listed["new"]["tier"], listed["new"]["rank"]) == ("ready", "device", 3)
     assert listed["new"]["requests"] >= listed["new"]["hits"] and listed["new"]["bytes"] > 0

@@ -148,7 +148,7 @@ def test_a_strict_request_is_refused_for_its_target_in_the_shape_of_its_protocol
             text = error if isinstance(error, str) else error["message"]
             assert (
                 reply.status_code == (529 if path == "/v1/messages" else 503)
-                and "ms at the earliest" in text
+                and "first token is expected after" in text
                 and "500 ms" in text
             )
             assert int(reply.headers["retry-after"]) >= 1
