@@ -165,6 +165,9 @@ class ModelEngine:
         """
         load = self._loading.get(name)
         if load is None:
+            if name in self.adapters:
+                # Another request has loaded it since this one looked.
+                return
             call = client.load_adapter(name, name, num_tokens=num_tokens)
             load = self._loading[name] = asyncio.ensure_future(call)
             load.add_done_callback(lambda _: self._loading.pop(name, None))
