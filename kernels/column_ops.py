@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from .backend import native_for, on_triton
 from .layouts.column_runs import ColumnRuns
 
-__all__ = ["ColumnRuns", "sigmoid_gate", "take_columns"]
+__all__ = ["ColumnRuns", "output_gate", "take_columns"]
 
 _LANES = 16
 
@@ -41,14 +42,17 @@ def take_columns(runs: ColumnRuns, first: Tensor, second: Tensor | None = None) 
     return torch.cat(parts, dim=1).view(-1, *runs.shape)
 
 
-def sigmoid_gate(x: Tensor, gate: Tensor, first: int = 0, repeat: int = 1) -> Tensor:
+def output_gate(x: Tensor, gate: Tensor, first: int = 0, repeat: int = 1, *, is_softplus: bool = False) -> Tensor:
     """``x * sigmoid(gate)`` in fp32: [T, W], and a gate from column ``first`` of [T, columns] on -> [T, W] of x's type.
 
-    The gate has W / ``repeat`` columns, each for ``repeat`` adjacent columns of x.
+    Args:
+        repeat: number of adjacent columns of x with the same gate, which has W / ``repeat`` columns.
+        is_softplus: whether x is multiplied by ``log(1 + exp(gate))`` instead.
     """
     kernels = None if on_triton(x.device) else native_for(x, gate)
     if kernels is not None and x.shape[1] % _LANES == 0 and (repeat == 1 or repeat % _LANES == 0):
-        return kernels.sigmoid_gate(x, gate, first, repeat)
-    factor = torch.sigmoid(gate[:, first : first + x.shape[1] // repeat].float())
+        return kernels.output_gate(x, gate, first, repeat, is_softplus=is_softplus)
+    columns = gate[:, first : first + x.shape[1] // repeat].float()
+    factor = functional.softplus(columns) if is_softplus else torch.sigmoid(columns)
     gated: Tensor = x.float().unflatten(1, (-1, repeat)) * factor[:, :, None]
     return gated.flatten(1).to(x.dtype)

@@ -14,7 +14,7 @@ from ..errors import ModelError, UnknownArchitecture, quoted, shortened
 from .config_fields import Fields
 from .families.family import Family
 from .families.family_table import BY_ARCHITECTURE, BY_MODEL_TYPE, family_of
-from .families.norm_layout import PRE, LayerNorms
+from .families.norm_layout import PRE, LayerNorms, QueryGating
 from .model_config import (
     ALIBI_DIMS,
     MOST_ALIBI_POSITIONS,
@@ -76,6 +76,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
 _MULTIPLIERS: dict[str, tuple[Any, ...]] = {
     "attention_multiplier": (), "embedding_multiplier": (1.0,), "residual_multiplier": (1.0,), "logits_scaling": (1.0,),
 }  # fmt: skip
+_LAYER_HEADS = "num_attention_heads_per_layer"  # of Laguna
 _BIASES = ("attention_bias", "mlp_bias", "attention_out_bias", "use_bias")
 
 
@@ -168,7 +169,8 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         output_module=family.output_module,
         final_norm=family.final_norm,
         latent=latent,
-        gated_attention=family.gated_attention,
+        gated_attention=_gating(fields, family),
+        softplus_gate=family.softplus_gate,
         parallel_scales=_parallel_scales(fields) if family.blocks == "parallel" else None,
         quantization=quantization,
         layer_inputs=read_layer_inputs(fields, family),
@@ -428,6 +430,8 @@ def _unused(family: Family) -> dict[str, tuple[Any, ...]]:
         unused["rope_local_base_freq"] = ()
     if family.no_rope != "listed":
         unused["no_rope_layers"] = ()
+    if family.layer_heads_key is None:
+        unused[_LAYER_HEADS] = ()
     if family.windows != "chunks":
         unused["attention_chunk_size"] = ()
     if not family.attention_temperature:
@@ -444,6 +448,18 @@ def _head_dim(fields: Fields, hidden: int, heads: int) -> int:
     if hidden % heads:
         raise fields.wrong("hidden_size", f"a multiple of num_attention_heads {heads}, for there is no head_dim")
     return hidden // heads
+
+
+def _gating(fields: Fields, family: Family) -> QueryGating | None:
+    """Return where the gate of attention's results is, which some families' configs say. Raises ModelError."""
+    if family.gating_key is None:
+        return family.gated_attention
+    match fields.values.get(family.gating_key, True):
+        case True | "per-head":
+            return "head_module"
+        case "per-element":
+            return "module"
+    raise fields.wrong(family.gating_key, "true, per-head or per-element")
 
 
 def _value_dim(fields: Fields, family: Family, head_dim: int) -> int | None:
@@ -584,9 +600,10 @@ def _layer_types(fields: Fields, family: Family, rotary: list[bool]) -> list[str
     """Return ``full_attention``, ``sliding_attention`` or ``chunked_attention`` for each layer."""
     count, limited = len(rotary), CHUNKED if family.windows == "chunks" else SLIDING
     listed = fields.values.get("layer_types")
-    if family.windows == "listed" and isinstance(listed, list):  # whose entries ``read_blocks`` checks
+    is_recurrent = family.recurrent is not None
+    if family.windows == "listed" and is_recurrent and isinstance(listed, list):  # ``read_blocks`` checks the entries
         return [SLIDING if kind == SLIDING else FULL for kind in listed]
-    if listed is None or family.recurrent is not None:
+    if listed is None or is_recurrent:
         return _derived_types(fields, family, rotary)
     if family.block_index and isinstance(listed, list):
         listed = [FULL if kind == SPARSE else kind for kind in listed]

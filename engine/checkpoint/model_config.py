@@ -293,6 +293,7 @@ class LayerConfig:
         kv_source: the earlier layer whose K and V this layer reads instead of computing its own; None for its own.
         shares_values: whether values are the keys before their norm and rotation.
         mlp_size: intermediate size of the MLP, if it differs from the model's; else None.
+        num_heads: number of query heads, if it differs from the model's; else None.
         has_mlp: whether the layer has an MLP or a mixture; if not, it is a mixer alone (Nemotron-H).
         shares_index: whether the layer attends to the tokens chosen by the last earlier layer with an index (GLM-5.2).
         shared_block: attention and MLP in front of ``recurrent``, whose input is their sum with the residual stream;
@@ -311,6 +312,7 @@ class LayerConfig:
     kv_source: int | None = None
     shares_values: bool = False
     mlp_size: int | None = None
+    num_heads: int | None = None
     has_attention: bool = True
     has_mlp: bool = True
     shares_index: bool = False
@@ -408,6 +410,7 @@ class ModelConfig:
         final_norm: name of the norm after the last layer.
         latent: parameters of latent attention, None for keys and values of their own.
         gated_attention: where the gate is stored whose sigmoid multiplies attention's results; None for no gate.
+        softplus_gate: whether the gate's softplus multiplies them instead (Laguna).
         parallel_scales: factors of layers with attention and a state space side by side, None without such layers.
         quantization: how the stored numbers of the matrices are read, None for plain numbers.
         layer_inputs: inputs of each layer beside the residual stream, None for none (Gemma 4).
@@ -464,6 +467,7 @@ class ModelConfig:
     final_norm: str = "norm"
     latent: LatentConfig | None = None
     gated_attention: QueryGating | None = None
+    softplus_gate: bool = False
     parallel_scales: ParallelScales | None = None
     quantization: Quantization | None = None
     layer_inputs: PerLayerInputs | None = None
@@ -538,6 +542,10 @@ class ModelConfig:
         """Return the number of a layer's KV heads, and the dimensions of its heads."""
         return self.layers[index].kv_heads or KvShape(self.num_kv_heads, self.head_dim)
 
+    def num_heads_of(self, index: int) -> int:
+        """Return the number of a layer's query heads."""
+        return self.layers[index].num_heads or self.num_heads
+
     def has_sinks(self, index: int) -> bool:
         """Return whether the heads of a layer's attention have sinks."""
         return self.attention_sinks and (not self.windowed_sinks or self.layers[index].window is not None)
@@ -584,12 +592,12 @@ class ModelConfig:
 
     def query_size_of(self, index: int) -> int:
         """Return the number of rows of a layer's query projection."""
-        return self.num_heads * self.key_dim_of(index) * (2 if self.gated_attention == "heads" else 1)
+        return self.num_heads_of(index) * self.key_dim_of(index) * (2 if self.gated_attention == "heads" else 1)
 
     def attention_size_of(self, index: int) -> int:
         """Return the number of inputs of the output projection of a layer's attention."""
         own = self.value_dim if self.latent is None else self.latent.value_dim
-        return self.num_heads * (self.heads_of(index).dim if own is None else own)
+        return self.num_heads_of(index) * (self.heads_of(index).dim if own is None else own)
 
     def mlp_size_of(self, index: int) -> int:
         """Return the intermediate size of a layer's MLP."""

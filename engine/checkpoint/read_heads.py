@@ -23,6 +23,7 @@ class LayerHeads(NamedTuple):
     kv_source: int | None = None
     shares_values: bool = False
     mlp_size: int | None = None
+    num_heads: int | None = None
 
 
 def read_heads(fields: Fields, family: Family, kinds: list[str]) -> tuple[LayerHeads, ...]:
@@ -36,6 +37,8 @@ def read_heads(fields: Fields, family: Family, kinds: list[str]) -> tuple[LayerH
     """
     if family.window_kv_heads_key is not None:
         return _by_window(fields, family.window_kv_heads_key, kinds)
+    if family.layer_heads_key is not None:
+        return _by_layer(fields, family.layer_heads_key, len(kinds))
     if not family.sized_layers:
         return (LayerHeads(),) * len(kinds)
     full = _full_heads(fields, kinds)
@@ -63,6 +66,18 @@ def _by_window(fields: Fields, key: str, kinds: list[str]) -> tuple[LayerHeads, 
         raise fields.wrong(key, f"a divisor of num_attention_heads {heads}")
     shape = KvShape(own, fields.integer("head_dim", high=_MOST))
     return tuple(LayerHeads(shape if kind == SLIDING and own != model else None) for kind in kinds)
+
+
+def _by_layer(fields: Fields, key: str, count: int) -> tuple[LayerHeads, ...]:
+    """Return the query heads of layers that a list gives another number of them (Laguna). Raises ModelError."""
+    listed = fields.values.get(key)
+    if listed is None:
+        return (LayerHeads(),) * count
+    heads, kv_heads = (fields.integer(name, high=_MOST) for name in ("num_attention_heads", "num_key_value_heads"))
+    is_whole = isinstance(listed, list) and all(type(each) is int and 0 < each <= _MOST for each in listed)
+    if not is_whole or len(listed) != count or any(each % kv_heads for each in listed):
+        raise fields.wrong(key, f"a list of {count} multiples of num_key_value_heads {kv_heads}")
+    return tuple(LayerHeads(num_heads=None if each == heads else each) for each in listed)
 
 
 def full_head_dim(heads: tuple[LayerHeads, ...], head_dim: int) -> int:

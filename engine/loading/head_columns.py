@@ -24,7 +24,7 @@ def spread_columns(config: ModelConfig, index: int) -> ColumnRuns | None:
     if not config.grouped_qkv:
         return None
     heads, dim = config.heads_of(index)
-    queries = config.num_heads // heads * dim
+    queries = config.num_heads_of(index) // heads * dim
     starts = range(0, heads * (queries + 2 * dim), queries + 2 * dim)
     parts = ((0, queries), (queries, dim), (queries + dim, dim))
     return ColumnRuns.of([(0, start + at, count) for at, count in parts for start in starts])
@@ -38,20 +38,21 @@ def _widened_heads(config: ModelConfig, index: int, of_values: int) -> ColumnRun
     what attention makes of them, see ``narrowed_columns``.
     """
     kv_heads, width = config.heads_of(index)
-    dim, group = config.key_dim_of(index), config.num_heads // kv_heads
+    dim, num_heads = config.key_dim_of(index), config.num_heads_of(index)
+    group = num_heads // kv_heads
     if config.grouped_qkv:
         starts = [head * ((group + 1) * dim + of_values) for head in range(kv_heads)]
         queries = [start + each * dim for start in starts for each in range(group)]
         keys = [start + group * dim for start in starts]
         values = [start + dim for start in keys]
     else:
-        before, ends = config.num_heads * dim, (config.num_heads + kv_heads) * dim
+        before, ends = num_heads * dim, (num_heads + kv_heads) * dim
         queries, keys = list(range(0, before, dim)), list(range(before, ends, dim))
         values = list(range(ends, ends + kv_heads * of_values, of_values))
     runs: list[tuple[int, int, int]] = []
     for head, first in enumerate([*queries, *keys]):
         if config.alibi is not None:
-            runs.append((1, min(head, config.num_heads) * ALIBI_DIMS, ALIBI_DIMS))
+            runs.append((1, min(head, num_heads) * ALIBI_DIMS, ALIBI_DIMS))
         runs.append((0, first, dim))
     plain = len(runs)
     runs += [(0, first, min(of_values, width - at)) for first in values for at in range(0, width, of_values)]
@@ -84,21 +85,22 @@ def position_rotation(config: ModelConfig, max_positions: int, device: torch.dev
     return None if config.alibi is None else position_table(max_positions, device)
 
 
-def narrowed_columns(config: ModelConfig) -> ColumnRuns | None:
-    """Return the columns of attention's results that are the value heads'; None for all."""
+def narrowed_columns(config: ModelConfig, index: int) -> ColumnRuns | None:
+    """Return the columns of a layer's attention's results that are the value heads'; None for all."""
     dim = config.value_dim
     if dim is None or dim == config.head_dim:
         return None
-    return ColumnRuns.of([(0, head * config.head_dim, dim) for head in range(config.num_heads)])
+    return ColumnRuns.of([(0, head * config.head_dim, dim) for head in range(config.num_heads_of(index))])
 
 
-def query_gate(config: ModelConfig) -> QueryGate | None:
-    """Return the columns of the gate of attention's results, None without a gate."""
+def query_gate(config: ModelConfig, index: int) -> QueryGate | None:
+    """Return the columns of the gate of a layer's attention's results, None without a gate."""
+    num_heads, dim, is_softplus = config.num_heads_of(index), config.head_dim, config.softplus_gate
     match config.gated_attention:
         case "heads":
-            return QueryGate.of_heads(config.num_heads, config.kv_size, config.head_dim)
+            return QueryGate.of_heads(num_heads, config.kv_size, dim)
         case "module":
-            return QueryGate.of_module(config.num_heads, config.head_dim)
+            return QueryGate.of_module(num_heads, dim, is_softplus=is_softplus)
         case "head_module":
-            return QueryGate.of_module(config.num_heads, config.head_dim, repeat=config.head_dim)
+            return QueryGate.of_module(num_heads, dim, repeat=dim, is_softplus=is_softplus)
     return None

@@ -269,7 +269,7 @@ class LayerLoader:
             qkv=self.projection(prefix, qkv_modules(config, index), config.qkv_bias),
             output=self.projection(prefix, output_modules(config), config.output_bias),
             rope=RopeParams(
-                num_heads=config.num_heads,
+                num_heads=config.num_heads_of(index),
                 num_kv_heads=config.heads_of(index).heads if layer.kv_source is None else 0,
                 cos_sin=self.rotation(layer.rope),
                 q_norm=q_norm,
@@ -291,10 +291,10 @@ class LayerLoader:
                 chunk=layer.chunk,
             ),
             head_norms=tuple(f"{prefix}.{name}" for name in config.head_norms or () if config.qk_norm is not None),
-            gate=query_gate(config),
-            gating=self.projection(prefix, gate, bias=False) if (gate := gate_module(config)) else None,
+            gate=query_gate(config, index),
+            gating=self.projection(prefix, gate, bias=False) if (gate := gate_module(config, index)) else None,
             spread=spread_columns(config, index),
-            narrowed=narrowed_columns(config),
+            narrowed=narrowed_columns(config, index),
             pairs=position_pairs(config, self.shard, self.weights.dtype, self.weights.device),
         )
 

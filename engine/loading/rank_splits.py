@@ -49,7 +49,7 @@ def module_splits(config: ModelConfig, rank: int, size: int) -> Splits:
     for index, layer in enumerate(config.layers):
         prefix = f"model.layers.{index}"
         if layer.has_attention and config.latent is not None:
-            yield from _latent(f"{prefix}.self_attn", config, config.latent, rank, size)
+            yield from _latent(f"{prefix}.self_attn", config, index, config.latent, rank, size)
         elif layer.has_attention:
             yield from _attention(f"{prefix}.self_attn", config, index, rank, size)
         if layer.has_attention:
@@ -106,17 +106,17 @@ def _attention(prefix: str, config: ModelConfig, index: int, rank: int, size: in
         parts = (queries, _times(keys, of_keys), _times(keys, of_values))
         runs = [(part,) for part in parts[: len(names)]]
     yield from ((f"{prefix}.{name}", ModuleSplit("outputs", each)) for name, each in zip(names, runs, strict=True))
-    for name, rows in gate_module(config).items():
+    for name, rows in gate_module(config, index).items():
         yield f"{prefix}.{name}", ModuleSplit("outputs", (even_run(rows, rank, size),))
 
 
-def _latent(prefix: str, config: ModelConfig, latent: LatentConfig, rank: int, size: int) -> Splits:
+def _latent(prefix: str, config: ModelConfig, index: int, latent: LatentConfig, rank: int, size: int) -> Splits:
     """Queries, and keys and values made of the latent vector, by heads; the latent vector itself is on each rank."""
     heads = even_run(config.num_heads, rank, size)
     query = QUERY if latent.query_rank is None else QUERY_UP
     yield f"{prefix}.{query}", ModuleSplit("outputs", (_times(heads, latent.query_dim),))
     yield f"{prefix}.{KV_UP}", ModuleSplit("outputs", (_times(heads, latent.plain_dim + latent.value_dim),))
-    for name, rows in gate_module(config).items():
+    for name, rows in gate_module(config, index).items():
         yield f"{prefix}.{name}", ModuleSplit("outputs", (even_run(rows, rank, size),))
 
 
@@ -199,9 +199,9 @@ def _delta(prefix: str, layer: DeltaLayer, rank: int, size: int) -> Splits:
 
 def tensor_splits(config: ModelConfig, rank: int, size: int) -> Iterator[tuple[str, int, tuple[Run, ...]]]:
     """Return the tensors that are no module's weight or bias, the dimension they are split by, and a rank's runs."""
-    heads = even_run(config.num_heads, rank, size)
     for index, layer in enumerate(config.layers):
         prefix = f"model.layers.{index}"
+        heads = even_run(config.num_heads_of(index), rank, size)
         if layer.has_attention and config.has_sinks(index):
             yield f"{prefix}.self_attn.{SINKS}", 0, (heads,)
         if layer.has_attention and config.qk_norm == "centred":

@@ -67,7 +67,7 @@ def check_split(config: ModelConfig, size: int) -> None:
 def _counts(config: ModelConfig) -> Iterator[tuple[int, str]]:
     """Numbers that the ranks must divide, and how to name them."""
     if any(config.attends):
-        yield config.num_heads, "the model's {} heads"
+        yield from ((config.num_heads_of(index), "the model's {} heads") for index in range(config.num_layers))
         if config.grouped_qkv:
             yield config.num_kv_heads, "the model's {} KV heads, whose rows are among those of their queries"
     for index, layer in enumerate(config.layers):
@@ -155,6 +155,7 @@ def _layer(layer: LayerConfig, size: int) -> LayerConfig:
         layer,
         kv_heads=None if kv is None else KvShape(max(1, kv.heads // size), kv.dim),
         mlp_size=None if layer.mlp_size is None else layer.mlp_size // size,
+        num_heads=None if layer.num_heads is None else layer.num_heads // size,
         mixture=mixture and replace(mixture, size=mixture.size // size, shared_size=mixture.shared_size // size),
         recurrent=_recurrent(layer.recurrent, size),
     )

@@ -111,9 +111,10 @@ def own_modules(config: ModelConfig, index: int) -> dict[str, str]:
     return names | {f"{config.mlp_block}.{up}": f"{config.mlp_block}.{up}_adapter_list.{block.number}"}
 
 
-def gate_module(config: ModelConfig) -> dict[str, int]:
-    """Return the separate module for the gate of attention's results, if there is one, and its number of rows."""
-    rows = {"module": config.query_size, "head_module": config.num_heads}.get(config.gated_attention or "")
+def gate_module(config: ModelConfig, index: int) -> dict[str, int]:
+    """Return the separate module for the gate of a layer's attention, if there is one, and its number of rows."""
+    heads = {"module": config.query_size_of(index), "head_module": config.num_heads_of(index)}
+    rows = heads.get(config.gated_attention or "")
     return {} if rows is None else {GATE: rows}
 
 
@@ -134,7 +135,7 @@ def head_norm_shapes(config: ModelConfig, index: int) -> dict[str, Shape]:
     if config.qk_norm is None or config.head_norms is None:
         return {}
     own = config.heads_of(index)
-    heads = (config.num_heads, own.heads)
+    heads = (config.num_heads_of(index), own.heads)
     shapes: dict[HeadNorm, tuple[Shape, ...]] = {
         "head": ((own.dim,),) * 2,
         "projection": tuple((count * own.dim,) for count in heads),
@@ -289,14 +290,14 @@ def _attention(prefix: str, config: ModelConfig, index: int) -> dict[str, Shape]
     kinds = ("weight", "bias") if config.qk_norm == "biased" else ("weight",)
     shapes: dict[str, Shape] = {f"{prefix}.{name}.{kind}": norms[name] for name in norms for kind in kinds}
     if config.has_sinks(index):
-        shapes[f"{prefix}.{SINKS}"] = (config.num_heads,)
+        shapes[f"{prefix}.{SINKS}"] = (config.num_heads_of(index),)
     if config.latent is None:
         shapes |= _linears(prefix, qkv_modules(config, index), config.hidden_size, config.qkv_bias)
         shapes |= _block_index(prefix, config, index)
     else:
         shapes |= latent_shapes(prefix, config, config.latent)
         shapes |= {} if config.layers[index].shares_index else index_shapes(prefix, config, config.latent)
-    shapes |= _linears(prefix, gate_module(config), config.hidden_size, bias=False)
+    shapes |= _linears(prefix, gate_module(config, index), config.hidden_size, bias=False)
     return shapes | _linears(prefix, output_modules(config), config.attention_size_of(index), config.output_bias)
 
 

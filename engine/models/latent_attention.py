@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ...kernels.column_ops import sigmoid_gate, take_columns
+from ...kernels.column_ops import output_gate, take_columns
 from ...kernels.expert_ops import ExpertWeights
 from ...kernels.latent_ops import LatentParams, head_linear, latent_queries, rope_store_latent
 from ...kernels.ops import AttentionParams, PagedBatch, attention
@@ -94,7 +94,7 @@ class LatentAttention:
         if inputs.lora is not None:
             inputs.lora.project_heads(self.values.name, sums, values)
         if gate is not None:
-            values = sigmoid_gate(values, gated, gate.width, gate.repeat)
+            values = output_gate(values, gated, gate.width, gate.repeat)
         return self.output(values, inputs.lora)
 
     @property

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...kernels.collectives import ALONE, Ranks
-from ...kernels.column_ops import ColumnRuns, sigmoid_gate, take_columns
+from ...kernels.column_ops import ColumnRuns, output_gate, take_columns
 from ...kernels.expert_ops import ClampedSwiglu, ExpertWeights, expert_activation
 from ...kernels.ops import (
     AnyLinear,
@@ -148,6 +148,7 @@ class QueryGate:
         queries: the queries in ``joined``.
         width: number of columns of queries.
         repeat: number of adjacent columns of results with the same gate, which has ``width / repeat`` columns.
+        is_softplus: whether results are multiplied by the gate's softplus (Laguna), else by its sigmoid.
     """
 
     projected: ColumnRuns | None
@@ -155,13 +156,14 @@ class QueryGate:
     queries: ColumnRuns
     width: int
     repeat: int = 1
+    is_softplus: bool = False
 
     @classmethod
-    def of_module(cls, num_heads: int, head_dim: int, repeat: int = 1) -> QueryGate:
+    def of_module(cls, num_heads: int, head_dim: int, repeat: int = 1, *, is_softplus: bool = False) -> QueryGate:
         """Return the columns for a gate with a projection of its own."""
         width = num_heads * head_dim
         joined = ColumnRuns.of([(0, 0, width), (1, 0, width // repeat)])
-        return cls(None, joined, ColumnRuns.of([(0, 0, width)], heads=num_heads), width, repeat)
+        return cls(None, joined, ColumnRuns.of([(0, 0, width)], heads=num_heads), width, repeat, is_softplus)
 
     @classmethod
     def of_heads(cls, num_heads: int, kv_size: int, head_dim: int) -> QueryGate:
@@ -251,7 +253,7 @@ class Attention:
             return y if self.narrowed is None else take_columns(self.narrowed, y)
         queries = take_columns(self.gate.queries, q)
         y = attention(queries, k_cache, v_cache, inputs, self.params)
-        return sigmoid_gate(y, q, self.gate.width, self.gate.repeat)
+        return output_gate(y, q, self.gate.width, self.gate.repeat, is_softplus=self.gate.is_softplus)
 
     @property
     def before_kv(self) -> tuple[Projection, ...]:

@@ -52,7 +52,7 @@ _FAMILIES: Final = {  # of the native calls of a forward pass
     "block_scores": "attention",
     "choose_tokens": "attention",
     "take_columns": "attention",
-    "sigmoid_gate": "attention",
+    "output_gate": "attention",
     "ssm_scan": "recurrent",
     "selective_scan": "recurrent",
     "delta_scan": "recurrent",
@@ -314,8 +314,11 @@ def least_times(model: DecoderModel, load: StepLoad, kv_dtype: torch.dtype, rate
     cells = load.rows * (context - load.shared) + load.shared + load.prefill
     pairs = load.rows * context + load.prefill * (load.prefill + 1) // 2
     sampled_pairs = load.rows * context + load.prefill
-    *earlier, last_layer = (config.attends[index] * _score_dims(config, index) for index in range(config.num_layers))
-    attended = (pairs * sum(earlier) + sampled_pairs * last_layer) * config.num_heads
+    *earlier, last_layer = (
+        config.attends[index] * _score_dims(config, index) * config.num_heads_of(index)
+        for index in range(config.num_layers)
+    )
+    attended = pairs * sum(earlier) + sampled_pairs * last_layer
     *inner, head = (each for part in model.projections for each in parts_of(part.packed))
     last = [each for part in model.layers[-1].behind_kv for each in parts_of(part.packed)]
     inner = inner[: len(inner) - len(last)]

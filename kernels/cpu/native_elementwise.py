@@ -24,7 +24,7 @@ _COPY_RESIDUAL: Final = Struct("6q")
 _ACTIVATION: Final = Struct("8q")
 _XIELU: Final = Struct("7q")
 _TAKE_COLUMNS: Final = Struct("13q")
-_SIGMOID_GATE: Final = Struct("10q")
+_OUTPUT_GATE: Final = Struct("11q")
 
 KINDS: Final = ("silu", "gelu_tanh", "relu2", "gelu")
 """Activations, in the order of the C++ enumeration."""
@@ -46,7 +46,7 @@ class ElementwiseKernels:
         self._activation = library.bind("activation", _ACTIVATION, Fields((2,)))
         self._xielu = library.bind("xielu", _XIELU, Fields((3,)))
         self._take_columns = library.bind("take_columns", _TAKE_COLUMNS, Fields((5,)))
-        self._sigmoid_gate = library.bind("sigmoid_gate", _SIGMOID_GATE, Fields((3,)))
+        self._output_gate = library.bind("output_gate", _OUTPUT_GATE, Fields((3,)))
 
     def rms_norm(
         self,
@@ -181,16 +181,16 @@ class ElementwiseKernels:
         self._take_columns(_TAKE_COLUMNS.pack(*addresses, *sizes, self.library.num_threads))
         return out
 
-    def sigmoid_gate(self, x: Tensor, gate: Tensor, first: int, repeat: int) -> Tensor:
-        """See ``kernels.column_ops.sigmoid_gate``."""
+    def output_gate(self, x: Tensor, gate: Tensor, first: int, repeat: int, *, is_softplus: bool) -> Tensor:
+        """See ``kernels.column_ops.output_gate``."""
         tokens, width = x.shape
         fits = width % _LANES == 0 and width % repeat == 0 and (repeat == 1 or repeat % _LANES == 0)
         if len(gate) != tokens or gate.shape[1] < first + width // repeat or not fits:
             raise ValueError(f"x {list(x.shape)} and gate {list(gate.shape)} from {first} do not fit")
         out = self.library.empty((tokens, width), dtype=x.dtype)
         addresses = (x.data_ptr(), gate.data_ptr(), out.data_ptr())
-        sizes = (tokens, width, gate.shape[1], first, repeat, x.dtype is _BF16)
-        self._sigmoid_gate(_SIGMOID_GATE.pack(*addresses, *sizes, self.library.num_threads))
+        sizes = (tokens, width, gate.shape[1], first, repeat, is_softplus, x.dtype is _BF16)
+        self._output_gate(_OUTPUT_GATE.pack(*addresses, *sizes, self.library.num_threads))
         return out
 
 

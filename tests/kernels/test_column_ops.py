@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.machine.thoroughness import repeats
+from torch.nn import functional
 
-from rootgraft.kernels.column_ops import ColumnRuns, sigmoid_gate, take_columns
+from rootgraft.kernels.column_ops import ColumnRuns, output_gate, take_columns
 
 # Native kernels take the first two, plain torch the last.
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -73,7 +74,7 @@ def test_a_gate_of_columns_beside_others(dtype: torch.dtype, width: int) -> None
     x, gate = (torch.randn(7, columns, generator=generator).to(dtype) for columns in (width, width + 9))
     expected = x.double() * gate[:, 5 : 5 + width].double().sigmoid()
     tolerance = 1e-5 if dtype is torch.float32 else 1e-2
-    torch.testing.assert_close(sigmoid_gate(x, gate, 5).double(), expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(output_gate(x, gate, 5).double(), expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("repeat", [16, 48, 20])
@@ -83,4 +84,17 @@ def test_a_gate_for_each_head(dtype: torch.dtype, repeat: int) -> None:
     x, gate = (torch.randn(7, columns, generator=generator).to(dtype) for columns in (3 * repeat, 8))
     expected = x.double() * gate[:, 5:].double().sigmoid().repeat_interleave(repeat, dim=1)
     tolerance = 1e-5 if dtype is torch.float32 else 1e-2
-    torch.testing.assert_close(sigmoid_gate(x, gate, 5, repeat).double(), expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(output_gate(x, gate, 5, repeat).double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("repeat", [1, 16, 20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gate_by_its_softplus(dtype: torch.dtype, repeat: int) -> None:
+    generator = torch.Generator().manual_seed(repeat)
+    x = torch.randn(7, 16 * repeat, generator=generator).to(dtype)
+    gate = (torch.randn(7, 20, generator=generator) * 8).to(dtype)
+    gate[:3, 5] = torch.tensor([-90.0, 0.0, 90.0], dtype=dtype)
+    expected = x.double() * functional.softplus(gate[:, 3:19].double()).repeat_interleave(repeat, dim=1)
+    tolerance = 1e-5 if dtype is torch.float32 else 1e-2
+    found = output_gate(x, gate, 3, repeat, is_softplus=True).double()
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)

@@ -19,7 +19,7 @@ from .prediction import PredictionModule
 #   leading   all but every n-th layer, the first of which is the very first; otherwise as pattern
 #   asked     every layer, if "use_sliding_window"
 #   early     every second layer below "max_window_layers", from the first on, if "use_sliding_window"
-#   listed    those that "layer_types" lists, in a family with recurrent states
+#   listed    none but those that "layer_types" lists
 #   prefixed  all but every n-th layer, n = "prefix_dense_sliding_window_pattern" among the first
 #             "first_k_dense_replace" layers, and "sliding_window_pattern" among the others
 #   flagged   those that "hybrid_layer_pattern" lists with 1, or all but the first layer and every sixth one
@@ -146,6 +146,8 @@ class Family:
         attention_sinks: ``attention_sinks`` of ``ModelConfig``; ``windowed_sinks`` likewise.
         window_kv_heads_key: the key of the number of KV heads in layers with a window, by default twice the number of
             the others; None if all layers have the same number.
+        layer_heads_key: the key of a list with the number of query heads of each layer; None if all layers have the
+            same number.
         alibi: whether scores have a bias by distance (ALiBi), in place of a rotary embedding.
         embedding_norm: ``embedding_norm`` of ``ModelConfig``.
         value_dim_key: the key of the dimensions of a value head; None if they are those of a key head.
@@ -165,7 +167,9 @@ class Family:
         mixture_norms: the same for a layer with a mixture of experts. Files may have these norms in other layers too,
             without effect.
         blocks: the blocks of a layer.
-        gated_attention: ``gated_attention`` of ``ModelConfig``.
+        gated_attention: ``gated_attention`` of ``ModelConfig``; ``softplus_gate`` likewise.
+        gating_key: the key by which the gate has a column for each head (true or "per-head") or for each of the head's
+            dimensions ("per-element"); None if ``gated_attention`` decides.
         ignored: prefixes of the names of modules in checkpoints that are no part of the model.
         output_module, mlp_block, final_norm: the fields of ``ModelConfig`` with the same names.
         prediction: how checkpoints store MTP modules, None if no such form is known.
@@ -244,6 +248,7 @@ class Family:
     attention_sinks: bool = False
     windowed_sinks: bool = False
     window_kv_heads_key: str | None = None
+    layer_heads_key: str | None = None
     value_dim_key: str | None = None
     alibi: bool = False
     embedding_norm: str | None = None
@@ -257,6 +262,8 @@ class Family:
     mixture_norms: LayerNorms | None = None
     blocks: Blocks = "both"
     gated_attention: QueryGating | None = None
+    softplus_gate: bool = False
+    gating_key: str | None = None
     ignored: tuple[str, ...] = ()
     output_module: str = "o_proj"
     final_norm: str = "norm"

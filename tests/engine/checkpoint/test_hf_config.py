@@ -415,7 +415,7 @@ def test_every_family_has_a_config() -> None:
             config |= {"layers_block_type": ["hybrid"] * LLAMA["num_hidden_layers"]}
         elif family.recurrent == "mamba2" and family.blocks == "both":
             config |= {"layer_types": ["attention", *["mamba"] * (LLAMA["num_hidden_layers"] - 1)]}
-        if family.windows == "listed":
+        if family.windows == "listed" and family.recurrent is not None:
             config |= {"layer_types": ["conv", *["full_attention"] * (LLAMA["num_hidden_layers"] - 1)]}
         if family.recurrent == "wide_kimi_delta":
             config |= {"layer_group_size": 2}

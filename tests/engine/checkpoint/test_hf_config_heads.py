@@ -1,4 +1,4 @@
-"""Heads whose keys, values or windows differ from a Llama's, as configs say it: MiMo V2, BLOOM, MPT."""
+"""Numbers of heads, keys, values and windows that differ from a Llama's, as configs say it: MiMo V2, Laguna, MPT."""
 
 from __future__ import annotations
 
@@ -75,6 +75,41 @@ def test_values_as_wide_as_keys_keep_their_factor() -> None:
 def test_what_mimo_v2_is_not_computed_with(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         model_config(MIMO | changes)
+
+
+LAGUNA: dict[str, Any] = {
+    "architectures": ["LagunaForCausalLM"], "model_type": "laguna", "num_hidden_layers": 2,
+    "layer_types": ["full_attention", "sliding_attention"], "num_attention_heads_per_layer": [48, 64],
+}  # fmt: skip
+
+
+def test_laguna_has_query_heads_by_layer() -> None:
+    config = model_config(LAGUNA)
+    assert [config.num_heads_of(index) for index in (0, 1)] == [48, 64]
+    assert [config.query_size_of(index) for index in (0, 1)] == [48 * 128, 64 * 128]
+    assert [config.attention_size_of(index) for index in (0, 1)] == [48 * 128, 64 * 128]
+    ropes = [(layer.rope.theta, layer.rope.dim) for layer in config.layers if layer.rope]
+    assert ropes == [(500_000.0, 64), (10_000.0, 128)]
+    assert [layer.window for layer in config.layers] == [None, 512]
+    gates = {key: model_config(LAGUNA | {"gating": key}).gated_attention for key in (True, "per-head", "per-element")}
+    assert gates == {True: "head_module", "per-head": "head_module", "per-element": "module"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_attention_heads_per_layer": [48]}, "per_layer must be a list of 2 multiples of num_key_value_heads 8"),
+        ({"num_attention_heads_per_layer": [48, 44]}, "per_layer must be a list of 2 multiples"),
+        ({"num_attention_heads_per_layer": [48, 0]}, "per_layer must be a list of 2 multiples"),
+        ({"gating": False}, "gating must be true, per-head or per-element, not False"),
+        ({"moe_router_logit_softcapping": 5.0}, "moe_router_logit_softcapping = 5.0 is not supported"),
+        ({"moe_apply_router_weight_on_input": True}, "moe_apply_router_weight_on_input = True is not supported"),
+        ({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}, "num_attention_heads_per_layer .* supported"),
+    ],
+)
+def test_what_laguna_is_not_computed_with(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        model_config(LAGUNA | changes)
 
 
 def test_heads_with_alibi_have_room_for_positions() -> None:

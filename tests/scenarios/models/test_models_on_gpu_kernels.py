@@ -20,10 +20,13 @@ from rootgraft.kernels.triton import launch
 
 # In sizes that the kernels take: heads of 16 dimensions, widths of 16 and 32 columns.
 SIZES = {"head_dim": 16, "qk_nope_head_dim": 32, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
-# Of MiMo V2, whose values have 16 dimensions.
-OWN = {"mimo_v2_flash": {"head_dim": 32}}
+# Of MiMo V2, whose values have 16 dimensions, and of Laguna, whose layers have other numbers of query heads.
+OWN = {"mimo_v2_flash": {"head_dim": 32}, "laguna": {}}
 EXPERTS = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
-BY_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "layer_rope_theta")
+BY_LAYER = (
+    *("layer_types", "mlp_layer_types", "no_rope_layers", "layer_rope_theta"),
+    "num_attention_heads_per_layer",
+)
 PROMPTS = [[random.Random(row).randrange(VOCAB) for _ in range(length)] for row, length in enumerate((14, 1, 9))]
 
 
@@ -88,7 +91,7 @@ EXPERT_KERNELS = {"_group", "_product", "extend", "decode"}
 @pytest.mark.parametrize(
     ("name", "kernels"),
     [
-        *((name, EXPERT_KERNELS) for name in ("qwen2_moe", "mixtral", "gpt_oss", "mimo_v2_flash")),
+        *((name, EXPERT_KERNELS) for name in ("qwen2_moe", "mixtral", "gpt_oss", "mimo_v2_flash", "laguna")),
         ("deepseek_v3", EXPERT_KERNELS | {"_rope_store_latent"}),
         ("minimax_m3", EXPERT_KERNELS | {"_expert_activation"}),
     ],

@@ -240,7 +240,7 @@ def columns(guard: Guard, dtype: torch.dtype) -> None:
         x, other = guard(torch.randn(rows, 8).to(dtype)), guard(torch.randn(rows, 19).to(dtype))
         column_ops.take_columns(runs, x, other)
         column_ops.take_columns(scaled, x, other)
-        column_ops.sigmoid_gate(guard(torch.randn(rows, 16).to(dtype)), other, 3)
+        column_ops.output_gate(guard(torch.randn(rows, 16).to(dtype)), other, 3)
 
 
 def sampling(guard: Guard, _: torch.dtype) -> None:

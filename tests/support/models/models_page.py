@@ -63,6 +63,8 @@ Router and the shared expert's gate stay in the model's type under `--quantizati
 
 *ALiBi* (BLOOM, MPT): each head of a query and of a key has 16 more dimensions, in which the bias is a rotation, exact to float32. They are in the KV pool too, which keeps the model's type (`--kv-cache-dtype auto`). Contexts end at 65,536 tokens, and float16 is refused. MPT with `clip_qkv` (StoryWriter) is refused by name, and so is Falcon RW, whose code rounds each bias to bfloat16.
 
+*Laguna*: layers have numbers of query heads of their own; a soft cap of the router's logits is refused.
+
 *MiMo V2 Flash*: values have 128 dimensions and take as much of the KV pool as keys, 192. As in transformers, a token sees `sliding_window_size` tokens in front of it. MTP modules are not loaded.
 
 *Gemma 4*: a page has no cells in layers that read the keys of others: E2B takes 18 KiB a token, not 42. GGUF files of 26B-A4B, which has experts beside its MLPs, are refused.

@@ -116,6 +116,8 @@ from transformers import (
     JambaForCausalLM,
     KimiLinearConfig,
     KimiLinearForCausalLM,
+    LagunaConfig,
+    LagunaForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
     Lfm2MoeConfig,
@@ -436,6 +438,16 @@ _LATENT = {
 _MIMO_ROPES = {
     "full_attention": {"rope_type": "default", "rope_theta": 5e2, "partial_rotary_factor": 0.5},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e2, "partial_rotary_factor": 0.5},
+}
+_LAGUNA = {
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "sliding_window": 6,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 14,
+    "shared_expert_intermediate_size": 24,
+    "moe_routed_scaling_factor": 1.7,
 }
 
 _LING = {
@@ -1548,6 +1560,26 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
             "layer_types": ["full_attention", "sliding_attention", "full_attention"],
             "rope_parameters": _MIMO_ROPES,
         },
+    ),
+    "laguna": (
+        LagunaConfig,
+        LagunaForCausalLM,
+        {
+            **_NATIVE,
+            **_LAGUNA,
+            "num_hidden_layers": 3,
+            "num_attention_heads_per_layer": [4, 6, 2],
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {
+                **_MIMO_ROPES,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e2},
+            },
+        },
+    ),
+    "laguna_elements": (
+        LagunaConfig,
+        LagunaForCausalLM,
+        {**_NATIVE, **_LAGUNA, "gating": "per-element", "mlp_layer_types": ["sparse", "dense"]},
     ),
     "mimo_v2_flash_even": (
         MiMoV2FlashConfig,

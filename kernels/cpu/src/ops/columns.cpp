@@ -1,4 +1,4 @@
-// Reorders columns of one or two matrices, and multiplies columns by the sigmoid of others.
+// Reorders columns of one or two matrices, and multiplies columns by the sigmoid or softplus of others.
 #include <algorithm>
 #include <cstring>
 
@@ -20,13 +20,13 @@ struct TakeColumns {
   int64_t tokens, count, first_columns, second_columns, columns, value_bytes, is_bf16, threads;
 };
 
-struct SigmoidGate {
+struct OutputGate {
   const void* x;     // [tokens][width]
   const void* gate;  // [tokens][gate_columns]; the gate is `width / repeat` of them from `gate_first` on
   void* out;         // [tokens][width]
   int64_t tokens, width, gate_columns, gate_first;
   int64_t repeat;  // number of adjacent columns of x with the same gate: 1 or a multiple of a register's width
-  int64_t is_bf16, threads;
+  int64_t is_softplus, is_bf16, threads;
 };
 
 void take(const TakeColumns& op, int64_t token) {
@@ -61,9 +61,10 @@ void take_scaled(const TakeColumns& op, int64_t token) {
   }
 }
 
-template <class E>
-void run(const SigmoidGate& op) {
+template <class E, bool kSoftplus>
+void run(const OutputGate& op) {
   using Value = typename E::Value;
+  const auto activated = [](const Floats& value) { return kSoftplus ? softplus(value) : sigmoid(value); };
   const int threads = threads_for(op.tokens * op.width, kSmall, op.threads);
   parallel_ranges(threads, op.tokens, [&](int64_t token, int64_t end) {
     for (; token < end; token++) {
@@ -71,11 +72,11 @@ void run(const SigmoidGate& op) {
       const Value* gate = static_cast<const Value*>(op.gate) + token * op.gate_columns + op.gate_first;
       Value* out = static_cast<Value*>(op.out) + token * op.width;
       if (op.repeat == 1) {
-        for (int64_t i = 0; i < op.width; i += kWidth) E::store(out + i, E::load(x + i) * sigmoid(E::load(gate + i)));
+        for (int64_t i = 0; i < op.width; i += kWidth) E::store(out + i, E::load(x + i) * activated(E::load(gate + i)));
         continue;
       }
       for (int64_t at = 0; at < op.width; at += op.repeat) {
-        const Floats factor = sigmoid(broadcast(E::widen(gate[at / op.repeat])));
+        const Floats factor = activated(broadcast(E::widen(gate[at / op.repeat])));
         for (int64_t i = at; i < at + op.repeat; i += kWidth) E::store(out + i, E::load(x + i) * factor);
       }
     }
@@ -101,10 +102,10 @@ extern "C" int take_columns(const TakeColumns* op) {
 
 extern "C" int64_t take_columns_size() { return sizeof(TakeColumns); }
 
-extern "C" int sigmoid_gate(const SigmoidGate* op) {
-  if (op->is_bf16) run<Bf16>(*op);
-  else run<Fp32>(*op);
+extern "C" int output_gate(const OutputGate* op) {
+  if (op->is_softplus) op->is_bf16 ? run<Bf16, true>(*op) : run<Fp32, true>(*op);
+  else op->is_bf16 ? run<Bf16, false>(*op) : run<Fp32, false>(*op);
   return 0;
 }
 
-extern "C" int64_t sigmoid_gate_size() { return sizeof(SigmoidGate); }
+extern "C" int64_t output_gate_size() { return sizeof(OutputGate); }

@@ -35,16 +35,6 @@ float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
 INLINE Floats exp(const Floats& x) { return exp2(x * broadcast(kLog2E)); }
 
-// log(1 + e^x) with relative error 1e-7: log(1 + t) is 2 artanh(t / (2 + t)), and the square of that argument is at
-// most 1/9.
-INLINE Floats softplus(const Floats& x) {
-  const Floats zero = broadcast(0.0f), small = exp(zero - max(x, zero - x));
-  const Floats ratio = small / (broadcast(2.0f) + small), square = ratio * ratio;
-  Floats series = broadcast(1.0f / 15);
-  for (int odd = 13; odd > 0; odd -= 2) series = fma(series, square, broadcast(1.0f / odd));
-  return fma(broadcast(2.0f) * ratio, series, max(x, zero));
-}
-
 // Computes `kBlocks` times sixteen dimensions of a head. No other work item reads or writes their states.
 template <class E, int kBlocks, bool kByChannel>
 struct Scan {

@@ -275,6 +275,16 @@ INLINE Floats sigmoid(const Floats& x) {
   return broadcast(1.0f) / (broadcast(1.0f) + exp2(x * broadcast(-kLog2E)));
 }
 
+// log(1 + e^x) with relative error 1e-7: log(1 + t) is 2 artanh(t / (2 + t)), and the square of that argument is at
+// most 1/9.
+INLINE Floats softplus(const Floats& x) {
+  const Floats zero = broadcast(0.0f), small = exp2((zero - max(x, zero - x)) * broadcast(kLog2E));
+  const Floats ratio = small / (broadcast(2.0f) + small), square = ratio * ratio;
+  Floats series = broadcast(1.0f / 15);
+  for (int odd = 13; odd > 0; odd -= 2) series = fma(series, square, broadcast(1.0f / odd));
+  return fma(broadcast(2.0f) * ratio, series, max(x, zero));
+}
+
 // Element types. A *word* holds kPerWord neighbours in 32 bits, which one lane of dot() multiplies.
 struct Fp32 {
   using Value = float;
