@@ -5,9 +5,11 @@
 Free text, sampled text with penalties and logprobs, two answers to a prompt, stop strings, a JSON schema, a choice, and
 three adapters, first through one engine process, then through a fleet of engine processes of one thread each, of which
 one is killed (SIGKILL) again and again while answers are written. Tokens, logprobs, text, ends and token counts are
-compared. With ``--poison`` instead, the replica of one request is killed whenever it has it and has sent no token:
-that request must fail after the third, and the others must be answered as ever. With ``--split`` one replica computes
-the prompts and the other one the answers, and each prompt is 320 tokens longer. Exit code 1 for any difference.
+compared. A replica with a request that has lost two in a row is left alone until the request gets a token, since the
+third loss would end it. With ``--poison`` instead, the replica of one request is killed whenever it has it and has sent
+no token: that request must fail after the third, and the others must be answered as ever. With ``--split`` one replica
+computes the prompts and the other one the answers, and each prompt is 320 tokens longer. Exit code 1 for any
+difference.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from rootgraft.engine.serving.request import TextRequest
 from rootgraft.engine.serving.template_client import EngineTemplate
 from rootgraft.engine.text.tokenizer import Tokenizer
 from rootgraft.engine.types import SamplingParams
-from rootgraft.fleet.dispatcher import MOST_DEATHS, DispatcherLimits
+from rootgraft.fleet.dispatcher import MOST_DEATHS, SUSPECT_DEATHS, DispatcherLimits
 from rootgraft.fleet.fleet import Fleet
 from rootgraft.fleet.replica_launcher import ProcessLauncher
 from rootgraft.grammar.spec import GrammarSpec
@@ -113,8 +115,13 @@ async def _kill(fleet: Fleet, outcome: Outcome, replicas: int, kills: int) -> No
     draw = random.Random(1)
     while outcome.num_kills < kills:
         await asyncio.sleep(draw.uniform(0.2, 1.0))
-        if len(fleet.replicas) == replicas and any(outcome.outputs):
-            draw.choice(list(fleet.replicas.values())).kill()
+        if len(fleet.replicas) < replicas or not any(outcome.outputs):
+            continue
+        name = draw.choice(list(fleet.replicas))
+        if not any(
+            entry.replica == name and entry.losses.in_a_row >= SUSPECT_DEATHS for entry in fleet._dispatcher._journal
+        ):
+            fleet.replicas[name].kill()
             outcome.num_kills += 1
 
 

@@ -68,6 +68,10 @@ class Projection:
             return lora.activate(name, x, linear(x, self.packed), kind, shrunk)
         return gated_linear(x, self.packed, kind)
 
+    def fusable(self, lora: LoraStep | None) -> LoraStep | None:
+        """Return the adapters if the next op may expand them: they change this product, and nothing else does."""
+        return lora if lora is not None and self.added_over is None and lora.changes(self.modules[0]) else None
+
     def rotated(
         self,
         x: Tensor,
@@ -82,20 +86,20 @@ class Projection:
             places: positions and cells of the tokens.
             caches: keys and values of the layer.
         """
-        name = self.modules[0]
-        if lora is not None and self.added_over is None and lora.changes(name):
-            shrunk = lora.shrink_beside(name, x)
-            return lora.rope_store_kv(name, x, linear(x, self.packed), places, caches, rope, shrunk)
-        return rope_store_kv(self(x, lora), *places, *caches, rope)
+        name, fused = self.modules[0], self.fusable(lora)
+        if fused is None:
+            return rope_store_kv(self(x, lora), *places, *caches, rope)
+        shrunk = fused.shrink_beside(name, x)
+        return fused.rope_store_kv(name, x, linear(x, self.packed), places, caches, rope, shrunk)
 
     def normed_sum(self, x: Tensor, residual: Tensor, norm: Norm, lora: LoraStep | None, own: OwnStep | None) -> Tensor:
         """Compute ``normed_sum`` of the product, adapters included: [T, K] -> [T, H]; updates ``residual`` [T, H]."""
-        name = self.modules[0]
-        if lora is None or self.added_over is not None or not isinstance(norm, RmsNorm) or not lora.changes(name):
+        name, fused = self.modules[0], self.fusable(lora)
+        if fused is None or not isinstance(norm, RmsNorm):
             return normed_sum(norm, self(x, lora), residual, own)
-        shrunk = lora.shrink_beside(name, x)
+        shrunk = fused.shrink_beside(name, x)
         weights = norm.weight, norm.eps, norm.offset
-        y = lora.add_rms_norm(name, x, linear(x, self.packed), residual, weights, shrunk)
+        y = fused.add_rms_norm(name, x, linear(x, self.packed), residual, weights, shrunk)
         return renormed(norm, residual, y, own)
 
     def largest(self, x: Tensor) -> Largest:

@@ -9,14 +9,13 @@ from torch import Tensor
 
 from ...kernels.column_ops import ColumnRuns, take_columns
 from ...kernels.expert_ops import ExpertWeights, sum_experts
-from ...kernels.ops import RopeParams, gated_activation, rope_store_kv
+from ...kernels.ops import gated_activation
 from ...lora.lora_step import LoraStep
-from ...lora.own.own_weights import OwnStep
 from ..checkpoint.model_config import Activation
 from .forward_inputs import ForwardInputs
 from .layers import Attention, Mlp, Projection
 from .mamba2 import Mamba2
-from .norms import Norm, normed, normed_sum
+from .norms import Norm, normed
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,20 +74,9 @@ class SharedProjection(Projection):
         """Compute ``act(gate) * up`` from a product of gate and up, adapters included: [T, K] -> [T, size of each]."""
         return gated_activation(self(x, lora), kind)
 
-    def rotated(
-        self,
-        x: Tensor,
-        places: tuple[Tensor, Tensor],
-        caches: tuple[Tensor, Tensor],
-        rope: RopeParams,
-        lora: LoraStep | None,
-    ) -> Tensor:
-        """Compute ``rope_store_kv`` of a product of q, k and v, as ``Projection.rotated`` does."""
-        return rope_store_kv(self(x, lora), *places, *caches, rope)
-
-    def normed_sum(self, x: Tensor, residual: Tensor, norm: Norm, lora: LoraStep | None, own: OwnStep | None) -> Tensor:
-        """Compute ``normed_sum`` of the product, adapters included: [T, K] -> [T, H]; updates ``residual`` [T, H]."""
-        return normed_sum(norm, self(x, lora), residual, own)
+    def fusable(self, lora: LoraStep | None) -> LoraStep | None:
+        """Return the adapters if the next op may expand them, which it may not where the layer adds its own part."""
+        return Projection.fusable(self, lora) if self.own is None else None
 
     @property
     def parts(self) -> tuple[Projection, ...]:
