@@ -216,8 +216,10 @@ class ModelVersions:
         gone = self.catalog.remove(name, version, by)
         self._refresh(name)
         for digest in gone:
-            unload = asyncio.create_task(self._unload_later(engine_name(name, digest)))
-            self._unloads[engine_name(name, digest)] = unload
+            own = engine_name(name, digest)
+            self._unloads[own] = asyncio.create_task(self._unload_later(own))
+            # Not in the task itself, which never runs if it is cancelled before its first step.
+            self._unloads[own].add_done_callback(lambda _, own=own: self._unloads.pop(own))
         return gone
 
     async def keep(self) -> None:
@@ -268,17 +270,14 @@ class ModelVersions:
             await asyncio.to_thread(self._fetcher.release, before)
 
     async def _unload_later(self, own: str) -> None:
+        await asyncio.sleep(UNLOAD_SECONDS)
+        del self._public[own]
+        fetched = self._fetched.pop(own)
         try:
-            await asyncio.sleep(UNLOAD_SECONDS)
-            del self._public[own]
-            fetched = self._fetched.pop(own)
-            try:
-                await self._client.unload_adapter(own)
-            except EngineError as error:
-                logger.warning("%s was not unloaded: %s", own, error)
-            await asyncio.to_thread(self._fetcher.release, fetched)
-        finally:
-            del self._unloads[own]
+            await self._client.unload_adapter(own)
+        except EngineError as error:
+            logger.warning("%s was not unloaded: %s", own, error)
+        await asyncio.to_thread(self._fetcher.release, fetched)
 
     def _refresh(self, name: str) -> None:
         """Read the versions to which a name points; new requests follow them."""

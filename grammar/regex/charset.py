@@ -156,8 +156,21 @@ def fold_case(chars: CharSet, *, wide: bool) -> CharSet:
 def _narrow_cases(code: int) -> list[int]:
     """Return the other cases of a letter on which Python's ``re`` and readers that fold by Unicode's table agree."""
     char = chr(code)
-    variants = {char.lower(), char.upper()} - {char}
+    variants = {char.lower(), char.upper()} - {char, _new_pairs().get(char)}
     return [ord(each) for each in variants if len(each) == 1 and each.casefold() == char.casefold()]
+
+
+@lru_cache(maxsize=1)
+def _new_pairs() -> dict[str, str]:
+    """Return the other case of each letter that got it in Unicode 16 or 17, which only some readers know as yet.
+
+    Python has tables of Unicode 14 in version 3.11, and of Unicode 16 in version 3.14.
+    """
+    latin = {0x19B: 0xA7DC, 0x264: 0xA7CB, 0xA7CC: 0xA7CD, 0xA7CE: 0xA7CF, 0xA7D2: 0xA7D3, 0xA7D4: 0xA7D5}
+    garay = {0x10D50 + letter: 0x10D70 + letter for letter in range(22)}
+    beria_erfe = {0x16EA0 + letter: 0x16EBB + letter for letter in range(25)}
+    pairs = latin | {0xA7DA: 0xA7DB, 0x1C89: 0x1C8A} | garay | beria_erfe
+    return {chr(one): chr(other) for pair in pairs.items() for one, other in (pair, pair[::-1])}
 
 
 @lru_cache(maxsize=1)
@@ -172,6 +185,8 @@ def _wide_cases() -> dict[int, tuple[int, ...]]:
     for char in map(chr, range(LAST_CASED + 1)):
         if char.swapcase() != char:
             join(char, char.lower(), char.upper(), char.title(), char.casefold())
+    for pair in _new_pairs().items():
+        join(*pair)
     # Unicode's simple mapping, which Python does not offer by itself, makes i of the capital letter with a dot.
     join("i", "\u0130")
     return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import shutil
 import socket
 import subprocess
 import time
@@ -112,7 +113,11 @@ def by_curl_that_asks_first(url: str, size: int, chunked: bool) -> Answer:
     return int(status), json.loads(body)
 
 
-CLIENTS = [by_httpx, by_requests, by_urllib, by_aiohttp, by_curl, by_curl_that_asks_first]
+BY_CURL = pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
+CLIENTS = [
+    *(by_httpx, by_requests, by_urllib, by_aiohttp),
+    *(pytest.param(each, marks=BY_CURL) for each in (by_curl, by_curl_that_asks_first)),
+]
 
 
 @pytest.mark.parametrize("chunked", [False, True])

@@ -290,6 +290,23 @@ def test_a_version_that_was_removed_is_refused_at_once_and_can_be_added_again(tm
     run(job())
 
 
+def test_a_version_is_offered_again_if_its_unload_is_cancelled_before_its_first_step(tmp_path: Path) -> None:
+    async def job() -> None:
+        state = make(tmp_path)
+        versions = state.models.versions
+        assert versions is not None
+        one = await Admin(state).add(adapter_folder(tmp_path, "one"))
+        own = f"sql@{one[:12]}"
+        versions.remove("sql", one, "admin")
+        assert not versions.is_offered(own)
+        unload = versions._unloads[own]
+        unload.cancel()
+        await asyncio.wait({unload})
+        assert versions.is_offered(own)
+
+    run(job())
+
+
 def test_a_version_is_loaded_anew_if_its_unload_has_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def job() -> None:
         monkeypatch.setattr(model_versions, "UNLOAD_SECONDS", 0.0)

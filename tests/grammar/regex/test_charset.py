@@ -68,5 +68,13 @@ def test_letters_without_case_are_few_enough_for_every_reader_and_enough_for_any
         assert {each for each in (char.lower(), char.upper()) if each in python & unicode} <= narrow
 
 
+@pytest.mark.parametrize(("small", "capital"), [(0x19B, 0xA7DC), (0x1C8A, 0x1C89), (0x10D70, 0x10D50)])
+def test_cases_of_new_versions_of_unicode_are_those_of_some_readers_only(small, capital):
+    """Whatever this Python knows of them."""
+    for one, other in ((small, capital), (capital, small)):
+        folded = [fold_case(single(chr(one)), wide=wide) for wide in (False, True)]
+        assert [any(first <= other <= last for first, last in code_ranges(each)) for each in folded] == [False, True]
+
+
 def test_the_case_of_a_complement_is_that_of_what_it_excludes():
     assert fold_case(single("k").complement(), wide=True) == single("k").complement()
