@@ -30,6 +30,7 @@ from ..parent_death import end_with_parent
 from ..schema.error_location import complexity_error, size_error
 from ..spec import GrammarKind, GrammarSpec
 from ..vocabulary import Vocabulary
+from .lean_import import import_xgrammar
 
 READY, STARTED, DONE, REFUSED = b"r", b"s", b"d", b"e"
 MAX_FRAME = 1 << 30
@@ -107,7 +108,7 @@ def main(is_first: bool) -> None:
         kind, seconds, num_bytes = json.loads(job[4:start])
         spec = GrammarSpec(GrammarKind(kind), job[start:])
         if spec.kind is GrammarKind.EBNF and find_spec("xgrammar") is not None:
-            _run_nice(lambda: vocabulary.xgrammar, LOADING_NICE)
+            _run_nice(lambda: _prepare_ebnf(vocabulary), LOADING_NICE)
         write_frame(outgoing, STARTED)
         compiled: list[bytes] = []
         limits = seconds, num_bytes
@@ -139,6 +140,12 @@ def _prepare(vocabulary: Vocabulary) -> None:
     from .compiler import lower
 
     lower(GrammarSpec.json_object(), vocabulary)
+
+
+def _prepare_ebnf(vocabulary: Vocabulary) -> None:
+    """Import XGrammar and give it the vocabulary; both are kept."""
+    import_xgrammar()
+    _ = vocabulary.xgrammar
 
 
 def _compiled(spec: GrammarSpec, vocabulary: Vocabulary, seconds: float, num_bytes: int) -> bytes:
