@@ -7,8 +7,9 @@ that follows: what ``expected_tokens`` says then differs from what the engine se
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +32,11 @@ from rootgraft.engine.types import Logprob, Pooler
 from rootgraft.radix.namespace import ENDLESS
 
 _MASK = (1 << 61) - 1
+
+
+def _at_or_after(tokens: Sequence[int], token: int) -> int:
+    at = bisect_left(tokens, token)
+    return tokens[at if at < len(tokens) else 0]
 
 
 def chain(previous: int, token: int) -> int:
@@ -288,16 +294,19 @@ class FakeWorker:
         is_limited = any(first + i in self.limited for i in range(len(drawn)))
         return RowResult(tuple(drawn), num_forced=num_forced, is_limited=is_limited)
 
-    def nearest(self, allowed: Iterable[int], token: int, position: int) -> int:
-        """Return the next allowed token at or after one, after which an end fits in the budget of tokens."""
-        chosen = min(allowed, key=lambda t: (t - token) % self.vocab_size)
+    def nearest(self, allowed: Sequence[int], token: int, position: int) -> int:
+        """Return the next allowed token at or after one, after which an end fits in the budget of tokens.
+
+        Args:
+            allowed: tokens in rising order, at least one; the first comes after the last.
+        """
+        chosen = _at_or_after(allowed, token)
         check = self.checks.get(position)
         if check is None or check.fits(chosen):
             return chosen
         self.limited.add(position)
         fitting = np.flatnonzero(np.unpackbits(check.limits().view(np.uint8), bitorder="little")).tolist()
-        fitting = sorted(set(fitting).intersection(allowed))
-        return min(fitting, key=lambda t: (t - token) % self.vocab_size)
+        return _at_or_after(sorted(set(fitting).intersection(allowed)), token)
 
     def _weights(self, row: int, position: int) -> int:
         """What reads a token: 0 for the base model, else a number that follows from what is in the row's slot."""

@@ -105,7 +105,8 @@ class StructuredOutputManager:
         data = text.encode() if isinstance(text, str) else text
         matcher = compiled.matcher()
         for token in self.vocabulary.tokenize(data):
-            allowed = token in self.allowed(matcher)
+            matcher.fill_mask(self.row)
+            allowed = bool(int(self.row[token >> 5]) >> (token & 31) & 1)
             assert matcher.accept(token) == allowed
             if not allowed:
                 return False
