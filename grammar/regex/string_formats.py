@@ -7,7 +7,7 @@ standard there are those that pydantic writes for UUIDs of one version and for n
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
 from .ecma_regex import Pattern, parse
 
@@ -138,7 +138,29 @@ SOURCES: dict[str, str] = {
     "regex": rf"\^?(?:{_REGEX_GROUP}(?:\|{_REGEX_GROUP})?)*\$?",
 }
 
-FORMATS: dict[str, Pattern] = {name: parse(source, whole=True) for name, source in SOURCES.items()}
+
+class FormatPatterns(Mapping[str, Pattern]):
+    """Patterns by format, each parsed when it is first asked for: parsing all takes 150 ms, and most are never used."""
+
+    def __init__(self) -> None:
+        self._parsed: dict[str, Pattern] = {}
+
+    def __getitem__(self, name: str) -> Pattern:
+        if name not in self._parsed:
+            self._parsed[name] = parse(SOURCES[name], whole=True)
+        return self._parsed[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in SOURCES
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(SOURCES)
+
+    def __len__(self) -> int:
+        return len(SOURCES)
+
+
+FORMATS = FormatPatterns()
 
 # What the standard permits and the patterns do not.
 NARROWER: dict[str, str] = {

@@ -10,6 +10,7 @@ import jsonschema
 import pydantic
 import pytest
 
+from rootgraft.grammar.regex import string_formats
 from rootgraft.grammar.regex.string_formats import FORMATS, NARROWER
 
 VERSIONS = (1, 3, 4, 5, 6, 7, 8)
@@ -123,3 +124,15 @@ def test_random_texts_of_a_format_pass_the_checker(grammars, name):
 
 def test_an_unknown_format_is_an_annotation(grammars):
     assert grammars.admits(grammars.schema({"format": "no-such-format"}), '"anything"')
+
+
+def test_a_pattern_is_parsed_when_it_is_first_asked_for_and_kept(monkeypatch):
+    parsed = []
+    monkeypatch.setattr(string_formats, "parse", lambda source, whole: parsed.append(source) or len(parsed))
+    patterns = string_formats.FormatPatterns()
+    assert "date" in patterns and "nothing" not in patterns and 7 not in patterns and len(patterns) == len([*patterns])
+    assert not parsed
+    assert patterns["date"] == patterns["date"] == patterns.get("date") == 1 and patterns.get("nothing") is None
+    assert parsed == [string_formats.SOURCES["date"]]
+    with pytest.raises(KeyError):
+        patterns["nothing"]
