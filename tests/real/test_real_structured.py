@@ -46,6 +46,8 @@ TOOLS: Any = [
     {"type": "function", "function": {"name": "add", "description": "Add two numbers.", "parameters": ADD}},
     {"type": "function", "function": {"name": "ping", "description": "See whether it works."}},
 ]
+MOST = 90
+"""Tokens of an answer: some more than the shortest form of each schema needs, so that a budget also ends some."""
 QUESTION: Any = [{"role": "user", "content": "What is the weather in Paris? Describe a person there."}]
 
 
@@ -61,7 +63,7 @@ def check(text: str | None, schema: Any) -> None:
 
 
 def ask(server: RealServer, **fields: Any) -> list[Any]:
-    asked: dict[str, Any] = {"model": "small", "messages": QUESTION, "max_tokens": 150, "seed": 1, **fields}
+    asked: dict[str, Any] = {"model": "small", "messages": QUESTION, "max_tokens": MOST, "seed": 1, **fields}
     choices: list[Any] = server.client.chat.completions.create(**asked).choices
     return choices
 
@@ -85,7 +87,7 @@ def test_schemas_hold_at_any_temperature(server: RealServer, temperature: float)
 
 def test_a_streamed_answer_is_the_whole_one(server: RealServer) -> None:
     [whole] = ask(server, response_format=FORMAT, temperature=0.7)
-    asked: Any = {"model": "small", "messages": QUESTION, "max_tokens": 150, "seed": 1, "temperature": 0.7}
+    asked: Any = {"model": "small", "messages": QUESTION, "max_tokens": MOST, "seed": 1, "temperature": 0.7}
     with server.client.chat.completions.stream(**asked, response_format=FORMAT) as events:
         final = events.get_final_completion().choices[0]
     assert final.message.content == whole.message.content and final.finish_reason == "stop"
@@ -127,7 +129,7 @@ def check_film(text: str | None) -> None:
 
 @pytest.mark.parametrize("seed", taking_turns(range(2), 2))
 def test_sets_of_pydantic_whole_and_streamed(server: RealServer, seed: int) -> None:
-    asked: dict[str, Any] = {"model": "small", "messages": QUESTION, "response_format": Film, "max_tokens": 150}
+    asked: dict[str, Any] = {"model": "small", "messages": QUESTION, "response_format": Film, "max_tokens": MOST}
     asked |= {"seed": seed, "temperature": 1.0}
     whole = server.client.chat.completions.parse(**asked).choices[0]
     assert whole.finish_reason == "stop" and isinstance(whole.message.parsed, Film)
@@ -141,13 +143,13 @@ def test_sets_of_pydantic_whole_and_streamed(server: RealServer, seed: int) -> N
 def test_sets_are_parameters_of_a_tool(server: RealServer, strict: bool) -> None:
     tool = openai.pydantic_function_tool(Film)
     tool["function"]["strict"] = strict
-    asked: dict[str, Any] = {"model": "small", "messages": QUESTION, "tools": [tool], "max_tokens": 150}
+    asked: dict[str, Any] = {"model": "small", "messages": QUESTION, "tools": [tool], "max_tokens": MOST}
     [choice] = server.client.chat.completions.create(**asked, tool_choice="required", temperature=1.0).choices
     assert choice.finish_reason == "tool_calls"
     for call in choice.message.tool_calls or []:
         assert call.type == "function"
         check_film(call.function.arguments)
-    [choice] = server.client.chat.completions.create(**asked, tool_choice="auto").choices
+    [choice] = server.client.chat.completions.create(**asked | {"max_tokens": 40}, tool_choice="auto").choices
     assert choice.finish_reason in ("stop", "length", "tool_calls")
 
 
@@ -190,7 +192,7 @@ def test_named_calls(server: RealServer) -> None:
 
 
 def test_streamed_calls_are_the_whole_ones(server: RealServer) -> None:
-    asked: Any = {"model": "small", "messages": QUESTION, "max_tokens": 150, "seed": 1, "temperature": 0.5}
+    asked: Any = {"model": "small", "messages": QUESTION, "max_tokens": MOST, "seed": 1, "temperature": 0.5}
     asked |= {"tools": TOOLS, "tool_choice": "required"}
     [whole] = server.client.chat.completions.create(**asked).choices
     with server.client.chat.completions.stream(**asked) as events:
@@ -204,7 +206,7 @@ def test_streamed_calls_are_the_whole_ones(server: RealServer) -> None:
 def test_calls_that_the_model_may_make(server: RealServer) -> None:
     """Some of these answers call and some do not; ``logit_bias`` makes sure that some do."""
     tokens = server.http.post("/tokenize", json={"prompt": "<tool_call>", "add_special_tokens": False}).json()["tokens"]
-    asked: dict[str, Any] = {"tools": TOOLS, "temperature": 1.0, "n": 3, "max_tokens": 200}
+    asked: dict[str, Any] = {"tools": TOOLS, "temperature": 1.0, "n": 3, "max_tokens": 120}
     choices = ask(server, **asked) + ask(server, **asked, logit_bias={str(token): 12 for token in tokens})
     called = [choice for choice in choices if choice.message.tool_calls]
     assert called
