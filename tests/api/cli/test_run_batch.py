@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.api.api_live import Live
+from support.machine.thoroughness import repeats
 
 from rootgraft.api.cli import remote_server
 from rootgraft.api.cli.main import main
@@ -98,7 +99,7 @@ def test_a_refused_request_is_an_answer_too(live: Live, tmp_path: Path) -> None:
     assert refused["status_code"] == 400 and refused["body"]["error"]["param"] == "max_tokens"
 
 
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=repeats(12), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(cut=st.floats(0, 1), concurrency=st.integers(1, 5))
 def test_it_goes_on_where_it_was_cut_off(cut: float, concurrency: int, live: Live, tmp_path: Path) -> None:
     live.reset()
