@@ -1,10 +1,11 @@
-"""Random operations on a cache against the model, everything checked after each: forty thousand steps in all."""
+"""Random operations on a cache against the model, everything checked after each of thousands of steps."""
 
 import random
 from array import array
 
 import pytest
 from support.engine.cache_model import BASE, NAMESPACES, Simulation
+from support.machine.thoroughness import repeats
 
 from rootgraft.radix.namespace import Namespace, Path
 from rootgraft.radix.soft_pins import PinKind
@@ -107,6 +108,6 @@ def test_thousands_of_steps(page_size):
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
-def test_twenty_thousand_steps(page_size):
-    for seed in range(5):
-        drive(1000 + seed, page_size, 1000)
+def test_many_thousands_of_steps(page_size):
+    for seed in range(repeats(15)):
+        drive(1000 + seed, page_size, 500)
