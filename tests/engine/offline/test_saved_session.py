@@ -13,6 +13,7 @@ import msgpack
 import pytest
 from support.engine.core_hooks import core_of
 from support.engine.tiny_llm import open_llm, write_adapter, write_model
+from support.machine.thoroughness import repeats
 
 from rootgraft import LLM, SamplingParams
 from rootgraft.engine.errors import EngineError, RequestError
@@ -159,7 +160,7 @@ def session_file(fields: Any, row: list[Any], blocks: bytes) -> bytes:
     return pack_head(len(text).to_bytes(4, "little") + text + msgpack.packb([row])) + blocks
 
 
-COUNTS = [pytest.param(40, marks=pytest.mark.sample), pytest.param(1200, marks=pytest.mark.heavy)]
+COUNTS = [pytest.param(40, marks=pytest.mark.sample), pytest.param(repeats(1200), marks=pytest.mark.heavy)]
 
 
 @pytest.mark.parametrize("count", COUNTS)
