@@ -117,7 +117,7 @@ def test_one_that_arrives_in_a_full_engine_begins_at_once(
     engine.run()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=repeats(25), deadline=None)
 @given(seed=st.integers(0, 2**32), rows=st.integers(1, 4), page_size=st.sampled_from([1, 4, 16]), band=BANDS)
 def test_what_gave_way_loses_next_to_nothing(seed: int, rows: int, page_size: int, band: Priority) -> None:
     """With room in the cache it comes back as a prefix hit: a token or two are computed again."""
