@@ -264,7 +264,7 @@ def test_a_prefix_worth_the_wait_is_computed_once(common: int, own: int, count: 
     assert again == 0
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=repeats(15), deadline=None)
 @given(
     pages=st.integers(1, 20),
     own=st.integers(1, 200),
