@@ -279,7 +279,7 @@ def test_nobody_is_overtaken_more_often_than_the_bound(seed: int) -> None:
     assert max(overtaken.values(), default=0) <= MAX_OVERTAKEN
 
 
-@settings(max_examples=15)
+@settings(max_examples=repeats(15))
 @given(
     seed=st.integers(0, 2**32),
     rows=st.integers(1, 6),
