@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.machine.thoroughness import repeats
 from support.machine.waits import HANG_SECONDS
 from support.models.tiny_tokenizers import SPECIAL, TEXTS, sentencepiece_definition, train_byte_level, write_folder
 
@@ -97,6 +98,7 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=repeats(100))
 @given(texts=st.lists(st.lists(PIECES, max_size=12).map("".join), min_size=1, max_size=3))
 def test_tokens_are_those_of_the_whole_text(tokenizers: dict[str, Tokenizer], kind: str, texts: list[str]) -> None:
     encoder = PromptEncoder(tokenizers[kind], PromptCache(1000))
