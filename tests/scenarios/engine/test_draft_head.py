@@ -19,11 +19,12 @@ from support.engine.draft_engine import (
     pool_options,
     with_head,
 )
+from support.machine.thoroughness import repeats
 
 from rootgraft.engine.types import SamplingParams
 
 
-@settings(max_examples=60)
+@settings(max_examples=repeats(60))
 @given(**DRAWN, **DRAWN_OF_DRAFTER, overlaps=st.booleans())
 def test_a_head_changes_nothing_but_the_number_of_steps(
     asks: list[Ask],
