@@ -21,6 +21,7 @@ from support.engine.draft_engine import (
     open_engines,
     pool_options,
 )
+from support.machine.thoroughness import repeats
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError
@@ -53,7 +54,7 @@ def guessing(monkeypatch, guess) -> None:
     monkeypatch.setattr(Proposer, "_proposals", proposals)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=repeats(60), deadline=None)
 @given(**DRAWN, kind=st.sampled_from(["right", "wrong", "mixed", "sources", "none"]), overlaps=st.booleans())
 def test_any_drafts_change_nothing_but_the_number_of_steps(asks, seed, page_size, budget, num_pages, kind, overlaps):
     """Chunks, preemption, ends inside of drafts, budgets that close, steps planned ahead: each sequence gets what it
