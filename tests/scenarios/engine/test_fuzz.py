@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.machine.thoroughness import repeats
 
 from benchmarks.fuzzing.fake_fuzzer import FakeFuzzer
 from benchmarks.fuzzing.fuzzer import Fuzzer, Said, fuzz, report
@@ -16,8 +17,8 @@ from rootgraft.engine.core import adapter_manager
 from rootgraft.radix.namespace import Namespace
 
 SEED = 1
-HEAVY_REQUESTS = 400
-HEAVY_FAKE_REQUESTS = 800
+HEAVY_REQUESTS = repeats(600)
+HEAVY_FAKE_REQUESTS = repeats(1500)
 
 
 @pytest.fixture(scope="module")
