@@ -266,7 +266,7 @@ def killed_alike(halves: Halves, submit: Submit, victim: str, turns: int) -> int
 
 
 @pytest.mark.heavy
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=repeats(15), deadline=None)
 @given(
     submit=submits(),
     length=st.integers(1, 150),
