@@ -9,6 +9,7 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.machine.thoroughness import repeats
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
@@ -81,7 +82,7 @@ def assert_same(got: tuple[list[int], list[Logprob]], wanted: tuple[list[int], l
         assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=repeats(20), deadline=None)
 @given(
     page_size=st.sampled_from([1, 16]),
     budget=st.sampled_from([4, 7, 33, 256]),
