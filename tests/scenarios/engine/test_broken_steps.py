@@ -19,6 +19,7 @@ from support.engine.core_hooks import structured_output_in_process as in_process
 from support.engine.draft_engine import EOS, GRAMMARS, VOCAB, VOCABULARY, compiled
 from support.engine.fake_worker import FakeStep, FakeWorker, adapter_code, expected_tokens
 from support.engine.injected_faults import POINTS, Fault
+from support.machine.thoroughness import repeats
 from support.models.lora_folders import small_reader
 
 from rootgraft.engine.batch import Batch, StepHandle
@@ -249,7 +250,7 @@ def test_a_load_whose_result_is_lost_is_replied_to(root: Path, late: bool) -> No
 DEVICE_CALLS = ((FakeWorker, "launch"), (FakeStep, "draw"), (FakeStep, "result"))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=repeats(30), deadline=None)
 @given(
     calls=st.lists(st.tuples(st.sampled_from(DEVICE_CALLS), st.integers(0, 30), st.booleans()), max_size=3),
     overlaps=st.booleans(),
