@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from numpy.typing import NDArray
+from support.machine.thoroughness import repeats
 
 from benchmarks.grammar.limited_walk import draw_within
 from rootgraft.api.protocol.tools import Function, Tool
@@ -210,7 +211,7 @@ def test_a_set_is_used_up(way: str) -> None:
     assert_is_exact(schema, lists(4, ["a", "ab", 1, True]))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=repeats(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(items=st.lists(st.sampled_from(ITEMS), min_size=1, max_size=2), least=st.integers(0, 2), more=st.integers(0, 1))
 def test_unions_of_sets_are_exact(monkeypatch: pytest.MonkeyPatch, items: list[Any], least: int, more: int) -> None:
     monkeypatch.setattr(listed_values, "MAX_LISTED_VALUES", 0)

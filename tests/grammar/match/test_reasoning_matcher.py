@@ -43,7 +43,7 @@ def compiled(vocabulary) -> list[CompiledGrammar]:
     return [compile(spec, vocabulary) for spec in SPECS]
 
 
-@settings(max_examples=30)
+@settings(max_examples=repeats(30))
 @given(st.integers(0, len(SPECS) - 1), st.integers(0, len(RULES) - 1), st.integers(0, 10**6), st.integers(0, 30))
 def test_masks_along_drafts_that_end_a_thought_are_those_of_a_replay(compiled, vocabulary, number, rules, seed, spare):
     rng = random.Random(seed)

@@ -8,6 +8,7 @@ import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.machine.thoroughness import repeats
 
 from rootgraft.grammar.regex.ecma_regex import pattern_matches
 
@@ -19,7 +20,7 @@ TEXTS = st.text(st.sampled_from('abcxX\n"é'), max_size=4)
 
 
 @pytest.mark.parametrize("pattern", LOOKAHEADS)
-@settings(max_examples=25)
+@settings(max_examples=repeats(25))
 @given(texts=st.lists(TEXTS, min_size=3, max_size=8))
 def test_what_a_pattern_with_lookahead_leaves_is_known(grammars, pattern, texts):
     length = {"type": "string", "minLength": 0, "maxLength": 60}

@@ -78,7 +78,7 @@ def test_a_number_known_to_be_hard_is_compared_by_value(grammars, form, value):
         check(grammars, ONE_NUMBER[form](signed), signed, 1)
 
 
-@settings(max_examples=8)
+@settings(max_examples=repeats(8))
 @pytest.mark.parametrize("form", ONE_NUMBER)
 @given(value=NUMBERS, seed=st.integers(0, 100))
 def test_one_number_is_compared_by_value(grammars, form, value, seed):
