@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.engine.core_hooks import core_of
 from support.engine.draft_engine import drafting_despite_others
+from support.machine.thoroughness import taking_turns
 from support.models.tiny_tokenizers import train_byte_level, write_folder
 from support.speculation.mtp_models import BASES, save_mtp, save_mtp_adapter
 
@@ -35,7 +36,23 @@ def drafting() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", params=BASES)
+# Of a request, its parameters and the other options.
+KINDS: dict[str, tuple[SamplingParams, dict[str, Any]]] = {
+    "n": (SAMPLED, {"n": 3}),
+    "logprobs": (SamplingParams(temperature=0.8, max_tokens=40, seed=2, logprobs=3, prompt_logprobs=2), {"n": 2}),
+    "stop": (SamplingParams(temperature=0.0, max_tokens=40, logprobs=0), {"stop": ["e", "the"]}),
+    "adapter-regex": (SAMPLED, {"adapter": "adapter", "grammar": GrammarSpec.regex(r"[ -~]{30,60}")}),
+    "adapter-object": (
+        SamplingParams(temperature=0.0, max_tokens=48, logprobs=2),
+        {"adapter": "adapter", "grammar": OBJECT},
+    ),
+    "object": (SAMPLED, {"n": 2, "grammar": OBJECT}),
+}
+# Each base with one half of the kinds, and each kind with one half of the bases; the other halves have the next turn.
+PAIRS = [(base, kind) for place, base in enumerate(BASES) for kind in taking_turns([*KINDS], 2, place)]
+
+
+@pytest.fixture(scope="module")
 def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[LLM]]:
     """An engine without drafts and one with, on the same checkpoint and adapter."""
     folder, tokenizer = tmp_path_factory.mktemp(request.param), train_byte_level()
@@ -56,21 +73,9 @@ def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         llm.close()
 
 
-@pytest.mark.parametrize(
-    ("params", "options"),
-    [
-        (SAMPLED, {"n": 3}),
-        (SamplingParams(temperature=0.8, max_tokens=40, seed=2, logprobs=3, prompt_logprobs=2), {"n": 2}),
-        (SamplingParams(temperature=0.0, max_tokens=40, logprobs=0), {"stop": ["e", "the"]}),
-        (SAMPLED, {"adapter": "adapter", "grammar": GrammarSpec.regex(r"[ -~]{30,60}")}),
-        (SamplingParams(temperature=0.0, max_tokens=48, logprobs=2), {"adapter": "adapter", "grammar": OBJECT}),
-        (SAMPLED, {"n": 2, "grammar": OBJECT}),
-    ],
-    ids=["n", "logprobs", "stop", "adapter-regex", "adapter-object", "object"],
-)
-def test_a_request_gets_what_it_gets_without(
-    engines: list[LLM], params: SamplingParams, options: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize(("engines", "kind"), PAIRS, indirect=["engines"], scope="module")
+def test_a_request_gets_what_it_gets_without(engines: list[LLM], kind: str) -> None:
+    params, options = KINDS[kind]
     plain, drafted = engines
     before = core_of(drafted).stats().get("drafted_model", 0)
     for _ in range(2):  # the second time the prompts are prefix hits
