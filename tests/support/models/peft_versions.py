@@ -142,12 +142,19 @@ def recorder(version: str) -> str:
 
 def recorded_logits(case: Case, version: str) -> torch.Tensor:
     """Return the first logits of the last token by the version of PEFT that wrote the adapter."""
-    return torch.tensor(json.loads(RECORDED.read_text())[recorder(version)][case.name]["logits"])
+    return torch.tensor(_recorded()[recorder(version)][case.name]["logits"])
+
+
+@functools.cache
+def _recorded() -> dict[str, Any]:
+    """What each version computed, by adapter."""
+    found: dict[str, Any] = json.loads(RECORDED.read_text())
+    return found
 
 
 def rewrite_adapter(case: Case, version: str, folder: Path) -> Path:
     """Write the adapter that another version of PEFT wrote, from the shapes that are recorded."""
-    recorded = json.loads(RECORDED.read_text())[recorder(version)][case.name]
+    recorded = _recorded()[recorder(version)][case.name]
     names = {
         f"{module}.{part}.weight": shape for module in recorded["modules"] for part, shape in recorded["shapes"].items()
     }
