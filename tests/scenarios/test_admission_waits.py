@@ -157,6 +157,7 @@ def mixed(draw: random.Random) -> list[Arrival]:
     return asked
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("seed", range(8))
 def test_only_who_would_wait_is_refused(seed: int) -> None:
     draw = random.Random(seed)
