@@ -17,6 +17,7 @@ import torch
 from support.engine.core_hooks import preempt, scheduler_of, tree_of, worker_of
 from support.engine.draft_engine import drafting_despite_others
 from support.models.tiny_models import VOCAB, adaptable, save, tiny_model
+from torch import Tensor
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
@@ -74,6 +75,7 @@ class Hybrid:
             adapted.save_pretrained(folder / "adapter")
         self.adapter = folder / "adapter"
         self.oracles: dict[str | None, Any] = {None: tiny_model(name), "a": adapted}
+        self.known: dict[tuple[str | None, tuple[int, ...]], Tensor] = {}
 
     def core(self, *, overlaps: bool = False, **options: Any) -> EngineCore:
         fields = {"num_gpu_blocks_override": 24, "block_size": 4, "max_num_seqs": 6, "max_num_batched_tokens": 24}
@@ -90,11 +92,17 @@ class Hybrid:
     @torch.no_grad()
     def check(self, submit: Submit, tokens: list[int], logprobs: list[Logprob]) -> None:
         """Compare the logprobs of an answer with those of the whole text in one pass."""
-        oracle = self.oracles[submit.adapter]
-        logits = oracle(input_ids=torch.tensor([[*submit.tokens, *tokens]])).logits[0, len(submit.tokens) - 1 : -1]
+        logits = self.logits(submit.adapter, (*submit.tokens, *tokens))[len(submit.tokens) - 1 : -1]
         theirs = logits.log_softmax(-1)[range(len(tokens)), tokens]
         ours = torch.tensor([entry.logprob for entry in logprobs])
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4 * logits.abs().max().item())
+
+    def logits(self, adapter: str | None, text: tuple[int, ...]) -> Tensor:
+        """What the oracle gives for a text, which several tests and answers have in common."""
+        key = adapter, text
+        if key not in self.known:
+            self.known[key] = self.oracles[adapter](input_ids=torch.tensor([text])).logits[0]
+        return self.known[key]
 
 
 @pytest.fixture(scope="module", params=MODELS)
