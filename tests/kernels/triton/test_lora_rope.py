@@ -13,6 +13,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.kernels.adapter_tables import Ranks, random_table
+from support.machine.thoroughness import repeats
 from torch import Tensor
 
 from benchmarks.gpu.measure import launches
@@ -93,7 +94,7 @@ class Step:
         assert torch.equal(caches.view(torch.uint8), same_caches.view(torch.uint8))
 
 
-@settings(max_examples=20)
+@settings(max_examples=repeats(20))
 @given(
     shape=st.sampled_from([(4, 2, 16, 16), (3, 1, 64, 48), (2, 2, 80, 80), (5, 1, 96, 0), (2, 1, 128, 128)]),
     slots=st.lists(st.integers(-1, 3), min_size=1, max_size=50).filter(lambda slots: max(slots) >= 0),
