@@ -56,7 +56,8 @@ def import_xgrammar() -> None:
 @contextmanager
 def _instead(modules: dict[str, ModuleType | None]) -> Iterator[None]:
     """Let imports within the block find these modules; None for one that is not there."""
-    sys.modules.update(modules)  # type: ignore[arg-type]
+    for name, module in modules.items():
+        sys.modules[name] = module  # type: ignore[assignment]
     try:
         yield
     finally:
