@@ -50,7 +50,7 @@ class RealServer:
     def wait_ready(self) -> None:
         while self.status() != 200:
             assert self.process.poll() is None
-            time.sleep(0.2)
+            time.sleep(0.05)
 
     def close(self) -> None:
         self.http.close()
