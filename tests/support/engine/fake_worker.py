@@ -34,11 +34,6 @@ from rootgraft.radix.namespace import ENDLESS
 _MASK = (1 << 61) - 1
 
 
-def _at_or_after(tokens: Sequence[int], token: int) -> int:
-    at = bisect_left(tokens, token)
-    return tokens[at if at < len(tokens) else 0]
-
-
 def chain(previous: int, token: int) -> int:
     """The content of a cell from the content of the one before and the cell's token."""
     return ((previous ^ token) * 0x9E3779B97F4A7C15 + 0x7F4A7C15) & _MASK
@@ -300,13 +295,18 @@ class FakeWorker:
         Args:
             allowed: tokens in rising order, at least one; the first comes after the last.
         """
-        chosen = _at_or_after(allowed, token)
         check = self.checks.get(position)
-        if check is None or check.fits(chosen):
-            return chosen
-        self.limited.add(position)
-        fitting = np.flatnonzero(np.unpackbits(check.limits().view(np.uint8), bitorder="little")).tolist()
-        return _at_or_after(sorted(set(fitting).intersection(allowed)), token)
+        first, excluded = bisect_left(allowed, token), set[int]()
+        for ahead in range(len(allowed)):
+            chosen = allowed[(first + ahead) % len(allowed)]
+            if chosen in excluded:
+                continue
+            if check is None or check.fits(chosen):
+                if ahead:
+                    self.limited.add(position)
+                return chosen
+            excluded.update(check.alike(chosen).tolist())
+        raise AssertionError("no end fits behind any token that the grammar allows")
 
     def _weights(self, row: int, position: int) -> int:
         """What reads a token: 0 for the base model, else a number that follows from what is in the row's slot."""
