@@ -97,9 +97,12 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put files with heavy tests first: processes that share a run, a file each, then end at about the same time."""
+    """Put what takes long first: processes that share a run, a file each, then end at about the same time.
+
+    That is files with heavy tests, and those of the sources, which one process runs.
+    """
     heavy = {item.path for item in items if item.get_closest_marker("heavy")}
-    items.sort(key=lambda item: item.path not in heavy)
+    items.sort(key=lambda item: item.path not in heavy and item.path.parent != TESTS)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.machine.import_graph import ROOT, parsed
 
-ROOT = Path(__file__).parents[1]
 FOLDERS = ("api", "engine", "fleet", "grammar", "kernels", "lora", "programs", "radix", "tenancy")
 FEW_LINES = 2
 
 
 def public_functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    tree = ast.parse(path.read_text("utf-8"))
+    tree = parsed(path)
     for parent in (tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))):
         if isinstance(parent, ast.ClassDef) and parent.name.startswith("_"):
             continue

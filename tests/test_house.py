@@ -5,25 +5,16 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
+from support.machine.import_graph import ROOT, name_of, parsed
+
 TESTS = Path(__file__).parent
-ROOT = TESTS.parent
 SUPPORT = TESTS / "support"
 HOOKS = SUPPORT / "engine" / "core_hooks.py"
 MODULES = sorted(TESTS.rglob("*.py"))
 # Folders whose tests name no module: behaviour that spans modules, the real model behind a server, pages of docs/.
 FREE_FOLDERS = {"scenarios", "real", "docs"}
-
-
-@cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text("utf-8"))
-
-
-def name_of(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
 
 
 def imports(path: Path) -> Iterator[str]:

@@ -7,7 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from support.machine.import_graph import ROOT, parsed
+
 FOLDERS = ("api", "engine", "fleet", "grammar", "kernels", "lora", "programs", "radix", "tenancy")
 MOST_SHARED = 12
 
@@ -55,7 +56,7 @@ def test_class_names_are_unique() -> None:
     found = repeated(
         (node.name, path)
         for path in modules()
-        for node in ast.parse(path.read_text("utf-8")).body
+        for node in parsed(path).body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
     assert not {name: files for name, files in found.items() if name not in SHARED_CLASSES}

@@ -11,11 +11,15 @@ ROOT = Path(__file__).parents[3]
 
 
 class FilesByServer(LoadFileScheduling):
-    """Whole files to whichever process is free, but all that ask ``real_server`` to one, which starts it once."""
+    """Whole files to whichever process is free, but those that share something that takes long to one process.
+
+    All that ask ``real_server`` start it once; all that read the sources, in the folder of the tests itself, parse them
+    once.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
-        return "real_server" if _asks_real_server(file) else file
+        return "real_server" if _asks_real_server(file) else "sources" if file.count("/") == 1 else file
 
 
 @cache
