@@ -2,11 +2,12 @@
 
 Templates refuse, drop or move messages that their authors did not expect: a second system message, a system message
 after a user message, or roles that do not alternate. Each case is tested once with a short conversation. A conversation
-that the template accepts is never changed.
+that the template accepts is never changed. Only results are put into the order of their calls in any case.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -30,9 +31,15 @@ _TEXTS = {
     "A": "Probe of an answer.",
     "B": "Probe of another answer.",
     "R": "Probe of a result.",
+    "Q": "Probe of another result.",
+    "D": "Probe of words before a call.",
 }
 _ROLES = {"U": "user", "V": "user", "W": "user", "A": "assistant", "B": "assistant"}
-_CALL_ID = "probe0000"
+_CALLS = "CcDP"
+_CALL_IDS = {"R": "probe0000", "Q": "probe0001"}
+PROBE_VALUES = (1918273, 1918274)
+"""Arguments of the calls in short conversations. They occur nowhere else, so they show that a call is rendered."""
+_EMPTY_PARTS = [{"type": "text", "text": ""}]
 _BETWEEN = "\n\n"
 # Key that no template reads. It marks a message that was made from instructions.
 _SAID = "said"
@@ -53,7 +60,13 @@ class TemplateShape:
         user_after_results: a user message directly after results of calls.
         calls_without_content: calls in a message without the key ``content``. If not accepted, the message gets an
             empty text.
+        calls_beside_text: calls and a text in one message. If not accepted, because the template leaves out one of the
+            two, the text becomes a message of its own before the calls.
+        parallel_calls: several calls in one message. If not accepted, each call becomes a message of its own, with its
+            results behind it.
         texts: texts as strings. If not accepted, texts are lists of parts, as templates of models with images require.
+        empty_texts: an empty string as the content of an answer. If not accepted, an empty answer is a list with an
+            empty part.
     """
 
     system: bool = True
@@ -65,7 +78,10 @@ class TemplateShape:
     assistant_first: bool = True
     user_after_results: bool = True
     calls_without_content: bool = True
+    calls_beside_text: bool = True
+    parallel_calls: bool = True
     texts: bool = True
+    empty_texts: bool = True
 
 
 ANY_SHAPE = TemplateShape()
@@ -74,19 +90,32 @@ ANY_SHAPE = TemplateShape()
 class _Probe:
     """Renders short conversations that are written as letters of ``_TEXTS``.
 
-    ``C`` is a call, ``c`` is a call without content.
+    ``C`` is a call, ``c`` is a call without content, ``D`` is a call beside a text, and ``P`` are two calls. ``e`` and
+    ``E`` are empty answers, as a string and as a part.
+
+    Args:
+        arguments_as_text: whether the arguments of calls are JSON text.
+        in_parts: whether texts are lists of parts.
+        needs_tools: whether conversations are rendered with tools only, because the template refuses those without.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]], arguments: Any, *, in_parts: bool = False
+        self,
+        tokenizer: Tokenizer,
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        arguments_as_text: bool,
+        in_parts: bool = False,
+        needs_tools: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
-        self._in_parts = in_parts
+        self.in_parts = in_parts
+        self._needs_tools = needs_tools
         self._tools = tools
-        self._arguments = arguments
+        self._arguments_as_text = arguments_as_text
 
     def takes(self, *conversations: str, roles: Mapping[str, str] | None = None) -> bool:
-        """Return whether the template renders the texts of each conversation in their order.
+        """Return whether the template renders the texts of each conversation in their order, and its calls.
 
         Args:
             roles: roles of the instructions ``S`` and ``T``; by default ``system``.
@@ -95,12 +124,15 @@ class _Probe:
 
     def _takes(self, letters: str, roles: Mapping[str, str]) -> bool:
         messages = [self._message(letter, roles) for letter in letters]
-        has_calls = any(letter in "Cc" for letter in letters)
-        return (has_calls or self._shows(messages, None)) and (not self._tools or self._shows(messages, self._tools))
+        needs_tools = self._needs_tools or any(letter in _CALLS for letter in letters)
+        shown = [] if needs_tools else [None]
+        if self._tools or needs_tools:
+            shown.append(self._tools or None)
+        return all(self._shows(messages, tools) for tools in shown)
 
     def _shows(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> bool:
         try:
-            shown = _in_parts(messages) if self._in_parts else messages
+            shown = _in_parts(messages) if self.in_parts else messages
             text = self._tokenizer.render_chat(shown, add_generation_prompt=True, tools=tools)
         except TemplateStopped:
             raise
@@ -108,46 +140,66 @@ class _Probe:
             return False
         at = 0
         for message in messages:
-            content = message.get("content") or ""
+            content = message.get("content")
+            content = content if isinstance(content, str) else ""
             at = text.find(content, at)
             if at < 0:
                 return False
             at += len(content)
-        return True
+        return all(
+            str(value) in text
+            for message in messages
+            for value, _ in zip(PROBE_VALUES, message.get("tool_calls", ()), strict=False)
+        )
+
+    def _call(self, number: int) -> Message:
+        arguments = {"probe": PROBE_VALUES[number]}
+        function = {"name": "probe_tool", "arguments": json.dumps(arguments) if self._arguments_as_text else arguments}
+        return {"id": _CALL_IDS["RQ"[number]], "type": "function", "function": function}
 
     def _message(self, letter: str, roles: Mapping[str, str]) -> Message:
-        if letter in "Cc":
-            call = {
-                "id": _CALL_ID,
-                "type": "function",
-                "function": {"name": "probe_tool", "arguments": self._arguments},
-            }
-            return {"role": "assistant", **({"content": ""} if letter == "C" else {}), "tool_calls": [call]}
-        if letter == "R":
-            return {"role": "tool", "tool_call_id": _CALL_ID, "name": "probe_tool", "content": _TEXTS[letter]}
+        if letter in _CALLS:
+            calls = [self._call(number) for number in range(2 if letter == "P" else 1)]
+            content = {} if letter == "c" else {"content": _TEXTS.get(letter, "")}
+            return {"role": "assistant", **content, "tool_calls": calls}
+        if letter in _CALL_IDS:
+            call_id = _CALL_IDS[letter]
+            return {"role": "tool", "tool_call_id": call_id, "name": "probe_tool", "content": _TEXTS[letter]}
+        if letter in "eE":
+            return {"role": "assistant", "content": _EMPTY_PARTS if letter == "E" else ""}
         return {"role": _ROLES.get(letter) or roles.get(letter, "system"), "content": _TEXTS[letter]}
 
 
-def shape_of(tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]], arguments: Any) -> TemplateShape:
+def shape_of(
+    tokenizer: Tokenizer,
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    shows_calls: bool = False,
+    arguments_as_text: bool = False,
+) -> TemplateShape:
     """Detect the shapes that a chat template accepts, by rendering some twenty short conversations.
 
     Args:
         tools: tool definitions to render with the conversations; empty for a template that renders no tools.
-        arguments: arguments of a call, of the type that the template accepts.
+        shows_calls: whether the template renders calls.
+        arguments_as_text: whether the template requires the arguments of calls as JSON text.
     """
-    probe = _Probe(tokenizer, tools, arguments)
-    takes_texts = probe.takes("U")
-    if not takes_texts:
-        probe = _Probe(tokenizer, tools, arguments, in_parts=True)
-        if not probe.takes("U"):
-            return ANY_SHAPE
+    forms = ((in_parts, needs_tools) for needs_tools in (False, bool(tools)) for in_parts in (False, True))
+    probes = (
+        _Probe(tokenizer, tools, arguments_as_text=arguments_as_text, in_parts=in_parts, needs_tools=needs_tools)
+        for in_parts, needs_tools in forms
+    )
+    probe = next((each for each in probes if each.takes("U")), None)
+    if probe is None:
+        return ANY_SHAPE
     known = ["system"]
     if "developer" in tokenizer.named_roles and tokenizer.renders_role("developer"):
         known.append("developer")
     one = [{"S": role, "T": role} for role in known]
     two = [{"S": first, "T": second} for first, second in product(known, repeat=2)]
-    has_calls = bool(tools) and probe.takes("UCR")
+    has_calls = shows_calls and probe.takes("UCR")
     system = all(probe.takes("SU", roles=roles) for roles in one)
+    user_after_results = not has_calls or probe.takes("UCRV") or not probe.takes("UCRAV")
     return TemplateShape(
         system=system,
         several_systems=system and all(probe.takes("STU", roles=roles) for roles in two),
@@ -156,10 +208,18 @@ def shape_of(tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]], arguments
         repeated_users=probe.takes("UV", "UAVW"),
         repeated_assistants=probe.takes("UABV"),
         assistant_first=probe.takes("AU"),
-        user_after_results=not has_calls or probe.takes("UCRV") or not probe.takes("UCRAV"),
+        user_after_results=user_after_results,
         calls_without_content=not has_calls or probe.takes("UcR"),
-        texts=takes_texts,
+        calls_beside_text=not has_calls or probe.takes("UDRBV") or not probe.takes("UACRBV"),
+        parallel_calls=not has_calls or probe.takes("UPRQBV") or not probe.takes("UCRCRBV"),
+        texts=not probe.in_parts,
+        empty_texts=user_after_results or probe.takes("UCReV") or not probe.takes("UCREV"),
     )
+
+
+def takes_results(tokenizer: Tokenizer, *, arguments_as_text: bool) -> bool:
+    """Return whether a chat template renders a call and its result without definitions of tools."""
+    return _Probe(tokenizer, [], arguments_as_text=arguments_as_text).takes("UCR")
 
 
 def as_taken(messages: Sequence[Message], shape: TemplateShape) -> list[Message]:
@@ -172,7 +232,65 @@ def as_taken(messages: Sequence[Message], shape: TemplateShape) -> list[Message]
     if shape == ANY_SHAPE:
         return list(messages)
     taken = _alternating(_instructed(_with_content(messages, shape), shape), shape)
+    taken = [part for message in taken for part in _beside_text(message, shape)]
+    taken = taken if shape.parallel_calls else _one_call_each(taken)
     return taken if shape.texts else _in_parts(taken)
+
+
+def with_ordered_results(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with the results after each message with calls in the order of these calls.
+
+    Many templates write no ids, so that only the order tells to which call a result belongs.
+    """
+    ordered: list[Message] = []
+    at = 0
+    while at < len(messages):
+        message = messages[at]
+        ordered.append(message)
+        at += 1
+        if len(calls := message.get("tool_calls") or ()) > 1:
+            places = {call["id"]: number for number, call in enumerate(calls) if "id" in call}
+            end = _end_of_results(messages, at)
+            ordered += sorted(messages[at:end], key=lambda each: places.get(each.get("tool_call_id"), len(places)))
+            at = end
+    return ordered
+
+
+def _end_of_results(messages: Sequence[Message], begin: int) -> int:
+    return next((n for n in range(begin, len(messages)) if messages[n]["role"] != "tool"), len(messages))
+
+
+def _beside_text(message: Message, shape: TemplateShape) -> list[Message]:
+    """Return a message with calls and a text as two messages, if the template requires it."""
+    if shape.calls_beside_text or not message.get("tool_calls") or not message.get("content"):
+        return [message]
+    said = {key: value for key, value in message.items() if key != "tool_calls"}
+    return [said, {"role": message["role"], "content": "", "tool_calls": message["tool_calls"]}]
+
+
+def _one_call_each(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with one call each. The results of a call follow it; others follow the last call."""
+    single: list[Message] = []
+    at = 0
+    while at < len(messages):
+        message = messages[at]
+        at += 1
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2:
+            single.append(message)
+            continue
+        end = _end_of_results(messages, at)
+        results = list(messages[at:end])
+        at = end
+        for number, call in enumerate(calls):
+            single.append(
+                {**(message if number == 0 else {"role": message["role"], "content": ""}), "tool_calls": [call]}
+            )
+            is_last = number == len(calls) - 1
+            own = [each for each in results if is_last or each.get("tool_call_id") == call.get("id")]
+            results = [each for each in results if each not in own]
+            single += own
+    return single
 
 
 def _in_parts(messages: Sequence[Message]) -> list[Message]:
@@ -226,7 +344,7 @@ def _alternating(messages: Sequence[Message], shape: TemplateShape) -> list[Mess
             last.append(message)
             continue
         if role == "user" and before == "tool" and not shape.user_after_results:
-            turns.append([{"role": "assistant", "content": ""}])
+            turns.append([{"role": "assistant", "content": "" if shape.empty_texts else _EMPTY_PARTS}])
         turns.append([message])
     return list(map(_one_turn, turns))
 

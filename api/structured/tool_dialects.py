@@ -16,7 +16,14 @@ from ...engine.text.chat_template import TemplateStopped
 from ...engine.text.reasoning_formats import reasoning_format_of
 from ...engine.text.template_marks import MARK
 from ..exact_json import dumps_exact
-from .template_shape import ANY_SHAPE, TemplateShape, as_taken, shape_of
+from .template_shape import (
+    ANY_SHAPE,
+    TemplateShape,
+    as_taken,
+    shape_of,
+    takes_results,
+    with_ordered_results,
+)
 from .tool_formats import ALIASES, FORMATS, ToolFormat, formats_of
 from .tool_probe import probed_calls
 
@@ -30,9 +37,11 @@ class Dialect:
 
     Attributes:
         format: the model's tool call format.
-        by_template: whether the chat template renders tools and their results; otherwise ``for_dialect`` writes them
-            into the messages as text.
+        by_template: whether the chat template renders the results of calls; otherwise ``for_dialect`` writes
+            definitions, calls and results into the messages as text.
         calls_by_template: whether the chat template renders calls.
+        lists_tools: whether the chat template renders the definitions of tools; otherwise ``for_dialect`` writes them
+            into the system message.
         arguments_as_text: whether the chat template requires the arguments of calls as JSON text, not as objects.
         shape: shapes of conversations that the template accepts unchanged.
         defaults: variables of the template for requests that do not set them.
@@ -41,6 +50,7 @@ class Dialect:
     format: ToolFormat
     by_template: bool
     calls_by_template: bool = True
+    lists_tools: bool = True
     arguments_as_text: bool = False
     shape: TemplateShape = ANY_SHAPE
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -70,10 +80,11 @@ def dialect_of(tokenizer: Tokenizer, parser: str) -> Dialect:
         TemplateDeferred: see ``ChatTemplates.render``.
     """
     found = _calls_of(tokenizer, parser)
-    tools = [_PROBE_TOOL] if found.by_template else []
+    tools = [_PROBE_TOOL] if found.by_template and found.lists_tools else []
     # If the template leaves out calls, ``for_dialect`` writes them as text.
-    arguments = '{"probe": 1}' if found.arguments_as_text else {"probe": 1}
-    return replace(found, shape=shape_of(tokenizer, tools, arguments))
+    shows_calls = found.by_template and found.calls_by_template
+    shape = shape_of(tokenizer, tools, shows_calls=shows_calls, arguments_as_text=found.arguments_as_text)
+    return replace(found, shape=shape)
 
 
 def _calls_of(tokenizer: Tokenizer, parser: str) -> Dialect:
@@ -96,14 +107,21 @@ def _calls_of(tokenizer: Tokenizer, parser: str) -> Dialect:
         rendered = _render(tokenizer, [_PROBE_MESSAGE, _probe_call(as_text=as_text)]).removeprefix(bare)
         found = next((form for form in possible if _is_shown(form, rendered, tokenizer, bare, parser)), None)
         if found is not None:
-            return Dialect(found, by_template, arguments_as_text=as_text)
+            return _with_results(Dialect(found, by_template, arguments_as_text=as_text), tokenizer)
         shows_calls = shows_calls or _PROBE_NAME in rendered
     if parser == "auto" and (probed := _probed(tokenizer)) is not None:
-        return replace(probed, by_template=by_template)
+        return _with_results(replace(probed, by_template=by_template), tokenizer)
     mentioned = (form for form in possible if any(map(tokenizer.template_mentions, form.mentions)))
     if by_template and (form := next(mentioned, None)) is not None:
         return Dialect(form, by_template, calls_by_template=False)
     return Dialect(default, by_template and default.name != "generic", calls_by_template=shows_calls)
+
+
+def _with_results(found: Dialect, tokenizer: Tokenizer) -> Dialect:
+    """Return the dialect of a template that renders calls, and look whether one without definitions renders results."""
+    if found.by_template or not takes_results(tokenizer, arguments_as_text=found.arguments_as_text):
+        return found
+    return replace(found, by_template=True, lists_tools=False)
 
 
 def _is_shown(form: ToolFormat, rendered: str, tokenizer: Tokenizer, bare: str, parser: str) -> bool:
@@ -178,10 +196,15 @@ def for_dialect(
     """Convert the messages for the dialect's chat template, to a shape that the template accepts.
 
     Without template support, definitions are appended to the system message (which is added if missing), calls are
-    appended to the assistant's text, and results become user messages.
+    appended to the assistant's text, and results become user messages. If the template renders all but the definitions,
+    only these are written so.
     """
+    messages = with_ordered_results(messages)
     if dialect.by_template:
-        return as_taken([_for_template(message, dialect) for message in messages], dialect.shape)
+        shown = [_for_template(message, dialect) for message in messages]
+        if tools and not dialect.lists_tools:
+            shown = _with_definitions(shown, tools, dialect.format)
+        return as_taken(shown, dialect.shape)
     plain: list[dict[str, Any]] = []
     after_result = False
     for message in messages:

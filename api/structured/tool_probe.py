@@ -82,9 +82,11 @@ class _Probe:
         self._bare = render([_QUESTION], self._tools, False)
         self._header = render([_QUESTION], self._tools, True)
         answer = render([_QUESTION, {"role": "assistant", "content": _ANSWER}], self._tools, False)
-        if self._header == self._bare and _ANSWER in answer:
+        before = answer.partition(_ANSWER)[0]
+        if self._header == self._bare and _ANSWER in answer and before.startswith(self._bare):
             # The template does not render a header for the next answer. The header is then the text before an answer.
-            self._header = answer.partition(_ANSWER)[0]
+            # A template that always renders one, as Command R7B's does, renders another one before an earlier answer.
+            self._header = before
         self._content_opening, self._content_closing = self._around_answer(answer)
         self._answer_end = answer.partition(_ANSWER)[2]
         self.one = self._turn(_ARGUMENTS)

@@ -23,7 +23,7 @@ from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 from ...grammar.sized_cache import sized_cache
 from ..errors import ModelError, RequestError
 from ..sandbox.program_pool import POOL, TEMPLATE_SECONDS, ProgramFailed, ProgramRefused, ProgramStopped
-from .template_environment import UNITS, ChatEnvironment, TemplateDeferred, counted_work
+from .template_environment import UNITS, ChatEnvironment, TemplateDeferred, changes_lists, counted_work
 
 MAX_TEXT = 1 << 24  # Limit on the characters of a rendered prompt. It exceeds every model's context length.
 MOST_SOURCE = 1 << 20
@@ -118,6 +118,7 @@ class ChatTemplates:
             parsed = {name: environment.parse(source) for name, source in sources.items()}
             self.named_roles = frozenset(role for each in parsed.values() for role in _roles_in(each))
             self._functions = frozenset(name for name, each in parsed.items() if _FUNCTIONS in _variables_in(each))
+            environment.may_change_lists = self._copies_lists = any(map(changes_lists, parsed.values()))
             self._templates = {name: environment.from_string(source) for name, source in sources.items()}
         except TemplateSyntaxError as error:
             raise ModelError(f"The chat template is not valid Jinja: {error.message}, line {error.lineno}.") from error
@@ -196,6 +197,8 @@ class ChatTemplates:
             "messages": [_without_nulls(message) for message in shown],
             "add_generation_prompt": add_generation_prompt,
         }
+        if self._copies_lists:
+            variables = copy.deepcopy(variables)
         text = self._render(name, variables)
         return _cut_at_mark(text, messages[-1]) if continue_final_message else text
 
@@ -239,7 +242,9 @@ def render_job(arguments: Any, _data: bytes) -> bytes:
 # A compiled template takes about twenty times the memory of its source.
 @sized_cache(64 << 20, lambda _, source: 20 * len(source))
 def _compiled(source: str) -> Template:
-    return ChatEnvironment().from_string(source)
+    environment = ChatEnvironment()
+    environment.may_change_lists = changes_lists(environment.parse(source))
+    return environment.from_string(source)
 
 
 def _rendered(template: Template, variables: dict[str, Any]) -> str:

@@ -43,6 +43,8 @@ _STR_METHODS = frozenset(
     }
 )
 _DICT_METHODS = frozenset(("copy", "get", "items", "keys", "values"))
+_LIST_METHODS = frozenset(("append", "pop"))
+"""Methods by which templates use a list as a queue, although the sandbox of transformers refuses them (Kimi K2's)."""
 _PLAIN_FILTERS = ("capitalize", "first", "items", "last", "list", "lower", "reverse", "title", "trim", "upper")
 _FREE_FILTERS = ("abs", "count", "d", "default", "float", "int", "length", "safe")
 _PICKING_FILTERS = ("map", "reject", "rejectattr", "select", "selectattr")
@@ -156,12 +158,18 @@ class _CountedCode(CodeGenerator):
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja environment as in transformers: with ``raise_exception``, ``strftime_now`` and a plain ``tojson``."""
+    """Jinja environment as in transformers: with ``raise_exception``, ``strftime_now`` and a plain ``tojson``.
+
+    Attributes:
+        may_change_lists: whether templates may append to lists and take items out. They may then change each list that
+            they are given.
+    """
 
     intercepted_binops = frozenset(("+", "*", "**", "%", "//"))
     code_generator_class = _CountedCode
 
     def __init__(self) -> None:
+        self.may_change_lists = False
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -225,6 +233,11 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             _charge(len(result))
         return result
 
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Return whether a template may use an attribute: as in Jinja's sandbox, or to change a list."""
+        changes = self.may_change_lists and type(obj) is list and attr in _LIST_METHODS
+        return changes or super().is_safe_attribute(obj, attr, value)
+
     def _charge_call(self, function: Any, arguments: tuple[Any, ...]) -> None:
         owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
         if isinstance(owner, str):
@@ -236,7 +249,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
                 _charge(len(owner) + sum(map(_size, arguments)))
             else:
                 _defer()
-        elif isinstance(owner, dict) and name in _DICT_METHODS:
+        elif isinstance(owner, dict | list) and name in (_DICT_METHODS if isinstance(owner, dict) else _LIST_METHODS):
             _charge(len(owner))
         elif isinstance(owner, LoopContext) and name == "cycle":
             _charge(1)
@@ -245,6 +258,11 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
                 _defer()
         elif not isinstance(function, Macro) and not any(function is each for each in self._functions):
             _defer()
+
+
+def changes_lists(template: nodes.Template) -> bool:
+    """Return whether a template uses a list as a queue, so that it must be given copies of all lists."""
+    return any(each.attr in _LIST_METHODS for each in template.find_all(nodes.Getattr))
 
 
 def _is_constant(node: nodes.Expr) -> bool:

@@ -13,7 +13,7 @@ from support.api.tool_templates import OTHERS, TEMPLATES, WITHOUT_CALLS, Templat
 
 from rootgraft.api.protocol.chat import ChatRequest
 from rootgraft.api.protocol.chat_messages import for_template
-from rootgraft.api.structured.template_shape import ANY_SHAPE, TemplateShape, as_taken, shape_of
+from rootgraft.api.structured.template_shape import ANY_SHAPE, TemplateShape, as_taken, shape_of, with_ordered_results
 from rootgraft.api.structured.tool_dialects import Dialect, dialect_of, for_dialect
 
 _CALLS = (
@@ -219,6 +219,106 @@ def test_long_runs_become_one_turn() -> None:
     assert places[0] == 0 and places == sorted(places)
 
 
+_CALL = "{% for c in m.tool_calls or [] %}<call>{{ c.function.arguments | tojson }}{% endfor %}"
+BESIDE = {
+    "leaves the text out (Hermes 3)": "[{{ m.role }}]{% if m.tool_calls %}"
+    + _CALL
+    + "{% else %}{{ m.content }}{% endif %}",
+    "leaves the calls out (DeepSeek R1)": "[{{ m.role }}]{% if m.content %}{{ m.content }}{% else %}"
+    + _CALL
+    + "{% endif %}",
+    "writes the text behind the results (Gemma 4)": (
+        "[{{ m.role }}]" + _CALL + "{% if m.tool_calls %}{{ messages[loop.index].content }}{{ m.content }}"
+        "{% elif m.role != 'tool' %}{{ m.content }}{% endif %}"
+    ),
+}
+ONE = {
+    "leaves the second call out (gpt-oss)": (
+        "[{{ m.role }}]{{ m.content }}"
+        "{% if m.tool_calls %}<call>{{ m.tool_calls[0].function.arguments | tojson }}{% endif %}"
+    ),
+    "refuses two calls (Llama 3)": (
+        "{% if m.tool_calls | length > 1 %}{{ raise_exception('One call at once!') }}{% endif %}" + "[{{ m.role }}]"
+        "{{ m.content }}" + _CALL
+    ),
+}
+
+
+def shape_and_text(body: str, messages: list[dict[str, Any]]) -> tuple[TemplateShape, str]:
+    tokenizer = TemplateOnly(loop(body))
+    shape = shape_of(tokenizer, [TOOL], shows_calls=True)  # type: ignore[arg-type]
+    return shape, tokenizer.render_chat(as_taken(messages, shape), tools=[TOOL], add_generation_prompt=False)
+
+
+def called(*numbers: int, **fields: Any) -> dict[str, Any]:
+    calls = [
+        {"id": f"id{n}", "type": "function", "function": {"name": "f", "arguments": {"n": f"<argument {n}>"}}}
+        for n in numbers
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": calls, **fields}
+
+
+def result(number: int) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": f"id{number}", "content": f"<result {number}>"}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_text_beside_calls_is_a_message_in_front_of_them(name: str) -> None:
+    asked = {"role": "user", "content": "<question>"}
+    message = called(1, 2, content="<words>", reasoning_content="<thought>")
+    shape, text = shape_and_text(BESIDE[name], [asked, message, result(1), result(2)])
+    assert not shape.calls_beside_text
+    places = [text.find(each) for each in ("<question>", "<words>", "<argument 1>", "<argument 2>")]
+    assert -1 not in places and places == sorted(places) and text.count("<words>") == 1
+    said, call = as_taken([called(1, content="<words>", reasoning_content="<thought>")], shape)
+    assert said == {"role": "assistant", "content": "<words>", "reasoning_content": "<thought>"}
+    assert call == called(1)
+
+
+@pytest.mark.parametrize("name", ONE)
+def test_several_calls_are_messages_of_one_call_each(name: str) -> None:
+    asked = {"role": "user", "content": "<question>"}
+    lost = {"role": "tool", "tool_call_id": "unknown", "content": "<result of nothing>"}
+    messages = [asked, called(1, 2, 3, content="<words>"), result(3), lost, result(1), result(2)]
+    shape, text = shape_and_text(ONE[name], messages)
+    assert shape == replace(ANY_SHAPE, parallel_calls=False)
+    expected = [f"<{kind} {n}>" for n in (1, 2, 3) for kind in ("argument", "result")]
+    places = [text.find(each) for each in ("<words>", *expected)]
+    assert -1 not in places and places == sorted(places)
+    assert text.count("<result of nothing>") == text.count("<words>") == 1
+
+
+def test_results_are_in_the_order_of_their_calls() -> None:
+    lost = {"role": "tool", "tool_call_id": "unknown", "content": "<result of nothing>"}
+    messages = [called(1, 2), result(2), lost, result(1), called(3), result(3)]
+    ordered = [called(1, 2), result(1), result(2), lost, called(3), result(3)]
+    assert with_ordered_results(messages) == ordered == with_ordered_results(ordered)
+    without_ids = [{"role": "assistant", "content": "", "tool_calls": [{}, {}]}, result(2), result(1)]
+    assert with_ordered_results(without_ids) == without_ids
+
+
+def test_a_template_that_refuses_conversations_without_tools_has_a_shape() -> None:
+    body = "[{{ m.role }}]{% if m.tool_calls %}" + _CALL + "{% else %}{{ m.content }}{% endif %}"
+    tokenizer = TemplateOnly("{% for tool in tools %}{{ tool | tojson }}{% endfor %}" + loop(body).removeprefix(_TOOLS))
+    assert shape_of(tokenizer, [TOOL], shows_calls=True) == replace(ANY_SHAPE, calls_beside_text=False)  # type: ignore[arg-type]
+
+
+def test_an_empty_answer_is_a_part_where_a_template_refuses_an_empty_text() -> None:
+    """Ministral 3's takes no user message after results, and no assistant's message without content."""
+    refuses = (
+        "{% if m.role == 'assistant' and m.content | length == 0 and not m.tool_calls %}"
+        "{{ raise_exception('Assistant message must have content.') }}{% endif %}"
+    )
+    said = "{{ m.content if m.content is string else m.content[0].text }}"
+    tokenizer = TemplateOnly(loop(f"{_LATE}{refuses}[{{{{ m.role }}}}]{said}{_CALL}", _ALTERNATES))
+    shape = shape_of(tokenizer, [TOOL], shows_calls=True)  # type: ignore[arg-type]
+    assert (shape.user_after_results, shape.empty_texts) == (False, False)
+    question, other = ({"role": "user", "content": f"<{n}>"} for n in (1, 2))
+    shown = as_taken([question, called(1), result(1), other], shape)
+    text = tokenizer.render_chat(shown, tools=[TOOL], add_generation_prompt=False)
+    assert "<result 1>[assistant][user]<2>" in text
+
+
 IN_PARTS = (
     "{% for message in messages %}<|{{ message.role }}|>{% for part in message.content %}"
     "{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}<|end|>{% endfor %}"
@@ -228,7 +328,7 @@ IN_PARTS = (
 def test_a_template_of_parts_gets_texts_as_parts() -> None:
     """It renders nothing of a text that is a string, without an error."""
     tokenizer = TemplateOnly(IN_PARTS)
-    shape = shape_of(tokenizer, [], {})  # type: ignore[arg-type]
+    shape = shape_of(tokenizer, [])  # type: ignore[arg-type]
     assert shape == replace(ANY_SHAPE, texts=False)
     said = [{"role": "system", "content": "Be."}, {"role": "user", "content": "Hi."}]
     assert "Hi." not in tokenizer.render_chat(said, add_generation_prompt=False)
@@ -237,4 +337,4 @@ def test_a_template_of_parts_gets_texts_as_parts() -> None:
     both = "{{ message.content if message.content is string else message.content[0].text }}"
     for source in (both, "{{ message.content }}"):
         loop = f"{{% for message in messages %}}{source}{{% endfor %}}"
-        assert shape_of(TemplateOnly(loop), [], {}).texts  # type: ignore[arg-type]
+        assert shape_of(TemplateOnly(loop), []).texts  # type: ignore[arg-type]

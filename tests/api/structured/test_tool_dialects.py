@@ -56,8 +56,8 @@ def test_other_forms_of_templates(name: str) -> None:
     family = {"python": "pythonic"}.get(name, name.partition(" ")[0])
     expected = family if family in FORMATS else "generic"
     found = dialect(OTHERS[name])
-    by_template = expected != "generic" and "without definitions" not in name
-    assert (found.format.name, found.by_template) == (expected, by_template)
+    lists_tools = "without definitions" not in name
+    assert (found.format.name, found.by_template, found.lists_tools) == (expected, expected != "generic", lists_tools)
 
 
 @pytest.mark.parametrize("name", WITHOUT_CALLS)
@@ -126,6 +126,19 @@ def test_a_conversation_has_the_calls_as_the_model_has_written_them(source: str,
         turns = [asked, {**CALL, "content": content}, {"role": "tool", "tool_call_id": "abcdef123", "content": "x"}]
         text = told(source, own, *turns, add_generation_prompt=False)
         assert text.startswith(f"{prompt}{answer}<|close|>message<|sep|>"), text
+
+
+def test_definitions_alone_are_written_as_text_for_a_template_without_them() -> None:
+    """DeepSeek V3.1's renders calls and results, as the model has learnt them, and no definitions."""
+    source = OTHERS["deepseek_v3 without definitions"]
+    found = dialect(source)
+    tool = {"type": "function", "function": {"name": "f", "description": "Does.", "parameters": {"type": "object"}}}
+    asked = {"role": "user", "content": "hi"}
+    result = {"role": "tool", "tool_call_id": "abcdef123", "content": "x"}
+    system, *others = for_dialect([asked, CALL, result], [tool], found)
+    assert system["role"] == "system" and '"name":"f"' in system["content"]
+    assert others == [asked, CALL, result]
+    assert for_dialect([asked, CALL, result], [], found) == [asked, CALL, result]
 
 
 def test_calls_that_a_template_leaves_out_are_not_lost_where_an_option_chooses() -> None:

@@ -240,4 +240,13 @@ def test_marks_of_a_style_are_an_object_of_strings() -> None:
 def test_definitions_go_into_text_where_the_template_renders_calls_alone() -> None:
     source = PROBED["list"].replace("{% if tools %}", "{% if false %}", 1)
     dialect = dialect_of(TemplateOnly(source, "<|end|>"), "auto")  # type: ignore[arg-type]
-    assert (dialect.format.name, dialect.by_template) == ("probed", False)
+    assert (dialect.format.name, dialect.by_template, dialect.lists_tools) == ("probed", True, False)
+
+
+def test_a_template_that_always_renders_a_header_has_marks_around_answers() -> None:
+    """As Command R7B's does, with marks in the header that no earlier answer has."""
+    source = PROBED["number before the name"].replace("{% if add_generation_prompt %}", "").removesuffix("{% endif %}")
+    assert source.endswith("{% endfor %}<|assistant|>")
+    dialect = dialect_of(TemplateOnly(source + "<|no thought|>", "<|end|>"), "auto")  # type: ignore[arg-type]
+    form = dialect.format
+    assert (form.name, form.content_opening, form.content_closing) == ("probed", "<|TEXT|>", "<|END_TEXT|>")

@@ -40,6 +40,11 @@ DOUBLING = {
     ),
     "blocks": lambda n: "{% set x = 'ab' %}" + repeated("{% set x %}{{ x }}{{ x }}{% endset %}", n) + "{{ x }}",
     "lists": lambda n: "{% set x = ['ab'] %}" + repeated("{% set x = [x, x] %}", n) + "{{ x }}",
+    "appended lists": lambda n: (
+        "{% set x = ['ab'] %}"
+        + repeated("{% set y = [] %}{% set _ = y.append(x) %}{% set _ = y.append(x) %}{% set x = y %}", n)
+        + "{{ x }}"
+    ),
     "compared lists": lambda n: (
         "{% set x = ['ab'] %}{% set y = ['ab'] %}"
         + repeated("{% set x = [x, x] %}{% set y = [y, y] %}", n)
@@ -74,6 +79,7 @@ def test_few_levels_are_rendered_here(name: str) -> None:
 
 
 ENDLESS = {
+    "a list that grows while it is read": "{% set x = [1] %}{% for i in x %}{% set _ = x.append(i) %}{% endfor %}",
     "loops": f"{LOOPS}hi",
     "a long text": "{{ ('a' * (4000000000 + messages|length))|length }}",
     "a large number": "{{ 7 ** (9999999 + messages|length) }}",
@@ -166,3 +172,38 @@ async def test_others_go_on_while_a_template_is_being_ended() -> None:
         passes += 1
     assert not rendering.done()
     await rendering
+
+
+QUEUE = (
+    "{% set queue = namespace(ids=[]) %}{% for m in messages %}{% for id in m.ids or [] %}"
+    "{% set _ = queue.ids.append(id) %}{% endfor %}{% if queue.ids %}<{{ queue.ids.pop(0) }}>{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("length", [1, UNITS])
+def test_a_list_may_be_a_queue(length: int) -> None:
+    """Kimi K2's template keeps the ids of calls in one; here, and in the other process of long conversations."""
+    messages = [{"role": "user", "content": "a" * length, "ids": ["a", "b", "c"]}, *MESSAGES, *MESSAGES, *MESSAGES]
+    source = QUEUE if length == 1 else QUEUE + "{{ messages[0].content | length }}{{ messages | tojson | length }}"
+    assert templates(source).render(messages).startswith("<a><b><c>")
+
+
+def test_a_template_changes_only_its_own_lists() -> None:
+    given = [{"role": "user", "content": "a", "calls": [1, 2]}]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"required": ["a"]}}}]
+    source = (
+        "{% set _ = messages[0].calls.append(3) %}{% set _ = tools[0].function.parameters.required.pop() %}"
+        "{% set _ = messages.append(1) %}{{ messages | length }}{{ messages[0].calls }}"
+        "{{ tools[0].function.parameters }}"
+    )
+    for _ in range(2):
+        assert templates(source).render(given, tools=tools) == "2[1, 2, 3]{'required': []}"
+    assert given[0]["calls"] == [1, 2] and tools[0]["function"]["parameters"] == {"required": ["a"]}  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "change", ["messages[0]['app' ~ 'end']", "(messages|attr('append'))", "messages.clear", "messages[0].update"]
+)
+def test_other_changes_are_refused(change: str) -> None:
+    with pytest.raises(RequestError, match=r"refuses|fails"):
+        templates(f"{{% set _ = {change}(1) %}}").render(MESSAGES)
