@@ -39,6 +39,17 @@ def loads_exact(data: bytes) -> Any:
         raise orjson.JSONDecodeError("nested too deeply", "", 0) from None
 
 
+def dumps_spaced(value: Any) -> bytes:
+    """Serialize a value as JSON with a space after each comma and colon, as language models write it.
+
+    Raises like ``dumps_exact``. A value that is nested too deeply for Python's writer is written without spaces.
+    """
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except RecursionError:
+        return _dumps_deep(value)
+
+
 def dumps_exact(value: Any) -> bytes:
     """Serialize a value as JSON without white space.
 

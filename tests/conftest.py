@@ -20,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from support import benchmark_package
 from support.engine.interrupts import interrupts
+from support.models.llama_cpp_sources import models_of_llama_cpp
 
 # First of all: the tests start hundreds of processes, and without bytecode each compiles torch again, for some seconds.
 # Where none is to be written beside the sources, as in many containers, it is kept in the folder of what is built.
@@ -168,6 +169,12 @@ def kept_compile_workers(request: pytest.FixtureRequest) -> Iterator[None]:
 
         with kept_workers():
             yield
+
+
+@pytest.fixture(scope="session")
+def llama_cpp_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of llama.cpp's vocabularies and of published chat templates, downloaded once."""
+    return models_of_llama_cpp(tmp_path_factory.mktemp("llama_cpp"))
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from ..protocol.chat_messages import ChatMessage, for_template
 from ..protocol.sampling import SamplingFields
 from ..structured.output_format import OutputFormat, requested_format
 from ..structured.thought_plan import ThoughtPlan, plan_thought
-from ..structured.tool_dialects import for_dialect, without_second_end
+from ..structured.tool_dialects import definitions_for, for_dialect, without_second_end
 from ..structured.tool_grammar import tool_output_format
 from ..structured.tool_plan import ToolPlan
 from .model_directory import ModelTarget
@@ -119,7 +119,7 @@ async def render(target: ModelTarget, template: TemplateInput) -> str:
             for_dialect(messages, definitions, dialect),
             add_generation_prompt=template.adds_header,
             continue_final_message=template.continued is not None,
-            tools=definitions if dialect.by_template and definitions else None,
+            tools=definitions_for(definitions, dialect),
             kwargs={**dialect.defaults, **template.kwargs},
         )
         return without_second_end(text, dialect)

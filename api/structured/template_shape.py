@@ -113,6 +113,7 @@ class _Probe:
         self._needs_tools = needs_tools
         self._tools = tools
         self._arguments_as_text = arguments_as_text
+        self._bos = "" if tokenizer.bos_id is None else tokenizer.decode([tokenizer.bos_id], False)
 
     def takes(self, *conversations: str, roles: Mapping[str, str] | None = None) -> bool:
         """Return whether the template renders the texts of each conversation in their order, and its calls.
@@ -122,6 +123,11 @@ class _Probe:
         """
         return all(self._takes(letters, roles or {}) for letters in conversations)
 
+    def num_begun(self, letters: str) -> int:
+        """Return how often the token that begins a text is in the prompt of a conversation."""
+        text = self._rendered([self._message(letter, {}) for letter in letters], self._tools or None)
+        return text.count(self._bos) if self._bos else 0
+
     def _takes(self, letters: str, roles: Mapping[str, str]) -> bool:
         messages = [self._message(letter, roles) for letter in letters]
         needs_tools = self._needs_tools or any(letter in _CALLS for letter in letters)
@@ -130,14 +136,18 @@ class _Probe:
             shown.append(self._tools or None)
         return all(self._shows(messages, tools) for tools in shown)
 
-    def _shows(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> bool:
+    def _rendered(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> str:
+        """Render a conversation. Returns "" if the template refuses it."""
         try:
             shown = _in_parts(messages) if self.in_parts else messages
-            text = self._tokenizer.render_chat(shown, add_generation_prompt=True, tools=tools)
+            return self._tokenizer.render_chat(shown, add_generation_prompt=True, tools=tools)
         except TemplateStopped:
             raise
         except RequestError:
-            return False
+            return ""
+
+    def _shows(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> bool:
+        text = self._rendered(messages, tools)
         at = 0
         for message in messages:
             content = message.get("content")
@@ -200,10 +210,14 @@ def shape_of(
     has_calls = shows_calls and probe.takes("UCR")
     system = all(probe.takes("SU", roles=roles) for roles in one)
     user_after_results = not has_calls or probe.takes("UCRV") or not probe.takes("UCRAV")
+    # Some templates write all their own instructions again before each message of instructions.
+    begins_again = probe.num_begun("STU") - probe.num_begun("SU") > probe.num_begun("UAV") - probe.num_begun("UA")
     return TemplateShape(
         system=system,
-        several_systems=system and all(probe.takes("STU", roles=roles) for roles in two),
-        late_systems=system and all(probe.takes("UT", "UATV", "SUATV", roles=roles) for roles in two),
+        several_systems=system and not begins_again and all(probe.takes("STU", roles=roles) for roles in two),
+        late_systems=system
+        and not begins_again
+        and all(probe.takes("UT", "UATV", "SUATV", roles=roles) for roles in two),
         without_user=probe.takes("A") and (not system or all(probe.takes("S", roles=roles) for roles in one)),
         repeated_users=probe.takes("UV", "UAVW"),
         repeated_assistants=probe.takes("UABV"),

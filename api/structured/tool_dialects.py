@@ -15,7 +15,8 @@ from ...engine.errors import RequestError
 from ...engine.text.chat_template import TemplateStopped
 from ...engine.text.reasoning_formats import reasoning_format_of
 from ...engine.text.template_marks import MARK
-from ..exact_json import dumps_exact
+from ...grammar.argument_styles import ALL_TYPES, argument_types
+from ..exact_json import dumps_spaced
 from .template_shape import (
     ANY_SHAPE,
     TemplateShape,
@@ -42,6 +43,8 @@ class Dialect:
         calls_by_template: whether the chat template renders calls.
         lists_tools: whether the chat template renders the definitions of tools; otherwise ``for_dialect`` writes them
             into the system message.
+        takes_bare_parameters: whether the chat template accepts parameters without a description, and without a type or
+            with several.
         arguments_as_text: whether the chat template requires the arguments of calls as JSON text, not as objects.
         shape: shapes of conversations that the template accepts unchanged.
         defaults: variables of the template for requests that do not set them.
@@ -51,6 +54,7 @@ class Dialect:
     by_template: bool
     calls_by_template: bool = True
     lists_tools: bool = True
+    takes_bare_parameters: bool = True
     arguments_as_text: bool = False
     shape: TemplateShape = ANY_SHAPE
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -58,7 +62,7 @@ class Dialect:
 
 _LONGEST_PROBE = 1 << 16  # Largest number of characters of a rendered probe.
 _PROBE_NAME = "probe_tool"
-_PROBE_TOOL = {
+_PROBE_TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": _PROBE_NAME,
@@ -66,6 +70,19 @@ _PROBE_TOOL = {
         "parameters": {"type": "object", "properties": {"probe": {"type": "integer", "description": "A number."}}},
     },
 }
+# Parameters as clients send them: without a description, or with alternatives in place of a type.
+_BARE_TOOLS = [
+    {"type": "function", "function": _PROBE_TOOL["function"] | {"parameters": {"type": "object", "properties": each}}}
+    for each in (
+        {"probe": {"type": "integer"}},
+        {"probe": {"anyOf": [{"type": "integer"}, {"type": "null"}], "description": "A number."}},
+        {"probe": {"type": ["integer", "null"], "description": "A number."}},
+        {"probe": {"type": "array", "items": {"enum": [1, 2]}, "description": "Numbers."}},
+        {"probe": {"type": "object", "properties": {}, "description": "An object."}},
+    )
+]
+_TYPES = ("string", "number", "boolean", "array", "object")
+_DEEPEST = 64  # Largest depth of a schema whose properties are described.
 _PROBE_MESSAGE: dict[str, Any] = {"role": "user", "content": "Probe."}
 
 
@@ -84,7 +101,8 @@ def dialect_of(tokenizer: Tokenizer, parser: str) -> Dialect:
     # If the template leaves out calls, ``for_dialect`` writes them as text.
     shows_calls = found.by_template and found.calls_by_template
     shape = shape_of(tokenizer, tools, shows_calls=shows_calls, arguments_as_text=found.arguments_as_text)
-    return replace(found, shape=shape)
+    takes_bare = not tools or all(_PROBE_NAME in _render(tokenizer, [_PROBE_MESSAGE], [tool]) for tool in _BARE_TOOLS)
+    return replace(found, shape=shape, takes_bare_parameters=takes_bare)
 
 
 def _calls_of(tokenizer: Tokenizer, parser: str) -> Dialect:
@@ -259,8 +277,50 @@ def _with_calls(message: dict[str, Any], form: ToolFormat) -> dict[str, Any]:
 
 
 def _arguments(function: dict[str, Any]) -> str:
+    """Return the arguments of a call as text. Like ``tojson`` of templates, it has the spaces that models write."""
     arguments = function["arguments"]
-    return arguments if isinstance(arguments, str) else dumps_exact(arguments).decode()
+    return arguments if isinstance(arguments, str) else dumps_spaced(arguments).decode()
+
+
+def definitions_for(tools: Sequence[dict[str, Any]], dialect: Dialect) -> list[dict[str, Any]] | None:
+    """Return the definitions of tools for the dialect's chat template; None for a template that renders no tools.
+
+    Parameters get one type and a description, if the template cannot do without.
+    """
+    if not tools or not dialect.by_template:
+        return None
+    if dialect.takes_bare_parameters:
+        return list(tools)
+    return [
+        tool | {"function": tool["function"] | {"parameters": _described(tool["function"]["parameters"])}}
+        for tool in tools
+    ]
+
+
+def _described(schema: Any, types: frozenset[str] = ALL_TYPES, depth: int = 0) -> Any:
+    """Return a schema in which each property and each item, at any depth, has one type and a description.
+
+    Args:
+        types: types of the values that the schema accepts.
+    """
+    if not isinstance(schema, dict) or depth > _DEEPEST:
+        return schema
+    described = dict(schema)
+    if not isinstance(schema.get("type"), str):
+        described["type"] = next((name for name in _TYPES if name in types), _TYPES[0])
+    if depth:
+        described.setdefault("description", "")
+    if described["type"] == "object":
+        described.setdefault("additionalProperties", {})
+    if isinstance(properties := schema.get("properties"), dict):
+        known = argument_types(schema)
+        described["properties"] = {
+            name: _described(value, known[name], depth + 1) for name, value in properties.items()
+        }
+    if isinstance(items := schema.get("items"), dict):
+        [types] = argument_types({"properties": {"items": items}}).values()
+        described["items"] = _described(items, types, depth + 1)
+    return described
 
 
 def _with_definitions(

@@ -48,11 +48,10 @@ class ReasoningFormat:
     def is_open_at(self, prompt: str) -> bool | None:
         """Return whether a prompt ends within the reasoning; None if the prompt has ended the reasoning already.
 
-        In the latter case the prompt ends with the end mark, perhaps followed by ``lead``.
+        In the latter case the prompt ends with the end mark, or with ``lead``.
         """
-        tail = prompt.rstrip()
-        before_answer = tail.removesuffix(self.lead.strip()).rstrip()
-        if before_answer.endswith(self.end) and not self.in_messages:
+        tail, lead = prompt.rstrip(), self.lead.strip()
+        if (lead and tail.endswith(lead)) or (tail.endswith(self.end) and not self.in_messages):
             return None
         return self.implicit or tail.endswith(self.start)
 

@@ -67,8 +67,8 @@ def as_documented(messages: list[dict[str, Any]], *, arguments_as_text: bool) ->
             message["content"] = "".join(part["text"] for part in content)
         for each in message.get("tool_calls") or []:
             arguments = json.loads(each["function"]["arguments"])
-            # Text is compact JSON, as models write it.
-            text = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
+            # Text is JSON with the spaces that models and ``tojson`` of templates write.
+            text = json.dumps(arguments, ensure_ascii=False)
             each["function"]["arguments"] = text if arguments_as_text else arguments
     return _normalize_chat_messages(found)
 
@@ -81,8 +81,14 @@ def test_the_prompt_is_that_of_transformers(name: str) -> None:
     for title, messages in CONVERSATIONS.items():
         if not dialect.by_template and any(message.get("tool_calls") for message in messages):
             continue  # calls are text there, which transformers does not write
-        tools = [TOOL] if dialect.by_template else None
-        documented = as_documented(messages, arguments_as_text=dialect.arguments_as_text)
+        tools = [TOOL] if dialect.by_template and dialect.lists_tools else None
+        taken = messages
+        if title == "text beside calls" and not dialect.shape.calls_beside_text:
+            taken = [USER, said(content="Moment."), said(content="", tool_calls=[call()]), result()]
+        elif title == "two calls" and not dialect.shape.parallel_calls:
+            first, second = said(content=None, tool_calls=[call()]), said(content="", tool_calls=[call(1)])
+            taken = [USER, first, result(), second, result(number=1)]
+        documented = as_documented(taken, arguments_as_text=dialect.arguments_as_text)
         try:
             [theirs], _ = render_jinja_template(
                 [documented], tools=tools, chat_template=SOURCES[name], add_generation_prompt=True

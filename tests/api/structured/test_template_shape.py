@@ -303,6 +303,21 @@ def test_a_template_that_refuses_conversations_without_tools_has_a_shape() -> No
     assert shape_of(tokenizer, [TOOL], shows_calls=True) == replace(ANY_SHAPE, calls_beside_text=False)  # type: ignore[arg-type]
 
 
+class Beginning(TemplateOnly):
+    bos_id = 1
+
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        return "<s>" if ids == [1] else super().decode(ids, skip_special_tokens)
+
+
+def test_instructions_are_joined_where_each_would_begin_the_prompt_again() -> None:
+    """Apriel 1.6's template writes its own instructions, and the token before them, before each instruction."""
+    again = "{% if m.role == 'system' %}<s>Be kind. {% endif %}"
+    for body, accepted in ((again + _PLAIN, False), ("<s>" + _PLAIN, True), (_PLAIN, True)):
+        shape = shape_of(Beginning(loop(body)), [])  # type: ignore[arg-type]
+        assert shape == replace(ANY_SHAPE, several_systems=accepted, late_systems=accepted)
+
+
 def test_an_empty_answer_is_a_part_where_a_template_refuses_an_empty_text() -> None:
     """Ministral 3's takes no user message after results, and no assistant's message without content."""
     refuses = (

@@ -17,7 +17,13 @@ from support.api.tool_templates import (
     kimi_turns,
 )
 
-from rootgraft.api.structured.tool_dialects import Dialect, dialect_of, for_dialect, without_second_end
+from rootgraft.api.structured.tool_dialects import (
+    Dialect,
+    definitions_for,
+    dialect_of,
+    for_dialect,
+    without_second_end,
+)
 from rootgraft.api.structured.tool_formats import FORMATS
 
 CALL = {
@@ -65,7 +71,7 @@ def test_calls_that_the_template_leaves_out_are_written_as_text(name: str) -> No
     found = dialect(WITHOUT_CALLS[name])
     assert (found.format.name, found.by_template, found.calls_by_template) == (name, True, False)
     [message] = for_dialect([CALL], [], found)
-    assert message["content"] == "Well.\n" + found.format.calls([("f", '{"a":"b","n":1}')])
+    assert message["content"] == "Well.\n" + found.format.calls([("f", '{"a": "b", "n": 1}')])
     assert "tool_calls" not in message
 
 
@@ -73,7 +79,7 @@ def test_arguments_as_text_for_templates_that_add_them_to_text() -> None:
     found = dialect(TEMPLATES["deepseek_v31"])
     assert found.arguments_as_text and not dialect(TEMPLATES["deepseek_v3"]).arguments_as_text
     [message] = for_dialect([CALL], [], found)
-    assert message["tool_calls"][0]["function"]["arguments"] == '{"a":"b","n":1}'
+    assert message["tool_calls"][0]["function"]["arguments"] == '{"a": "b", "n": 1}'
     assert CALL["tool_calls"][0]["function"]["arguments"] == {"a": "b", "n": 1}  # type: ignore[index]
 
 
@@ -122,10 +128,58 @@ def test_a_conversation_has_the_calls_as_the_model_has_written_them(source: str,
         own = replace(found, by_template=by_template)
         asked = {"role": "user", "content": "hi"}
         prompt = told(source, own, asked, add_generation_prompt=True, kwargs={"enable_thinking": False})
-        answer = content + FORMATS["kimi_k3"].calls([("f", '{"a":"b","n":1}')])
+        answer = content + FORMATS["kimi_k3"].calls([("f", '{"a": "b", "n": 1}')])
         turns = [asked, {**CALL, "content": content}, {"role": "tool", "tool_call_id": "abcdef123", "content": "x"}]
         text = told(source, own, *turns, add_generation_prompt=False)
         assert text.startswith(f"{prompt}{answer}<|close|>message<|sep|>"), text
+
+
+STRICT = (
+    "{% for tool in tools or [] %}{% for name, value in tool.function.parameters.properties | items %}"
+    "{{ name + ': ' + value.type + value.description }}{% endfor %}{% endfor %}"
+)
+
+
+def test_parameters_get_what_a_template_needs() -> None:
+    """Hermes 3's and Command R+'s templates need a type and a description of each parameter."""
+    bare = dialect(TEMPLATES["hermes"])
+    found = dialect(TEMPLATES["hermes"].replace("{% if tools %}", STRICT + "{% if tools %}", 1))
+    assert (bare.takes_bare_parameters, found.takes_bare_parameters) == (True, False)
+    properties: dict[str, Any] = {
+        "a": {"anyOf": [{"type": "null"}, {"type": "integer"}]},
+        "b": {"type": "string", "description": "B."},
+        "c": {"enum": ["x", 1]},
+        "d": {"type": "array", "items": {"type": "object", "properties": {"e": {}}}},
+        "f": {"type": "null"},
+        "g": True,
+        "i": {"$ref": "#/$defs/I"},
+        "h": {"type": ["boolean", "null"], "description": "H."},
+    }
+    parameters = {"type": "object", "properties": properties, "$defs": {"I": {"type": "object", "required": ["j"]}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    assert definitions_for([tool], bare) == [tool]
+    [shown] = definitions_for([tool], found) or []
+    assert shown["function"]["parameters"]["properties"] == {
+        "a": {"type": "number", "description": "", **properties["a"]},
+        "b": properties["b"],
+        "c": {"type": "string", "description": "", "enum": ["x", 1]},
+        "d": {
+            "type": "array",
+            "description": "",
+            "items": {
+                "type": "object",
+                "description": "",
+                "properties": {"e": {"type": "string", "description": ""}},
+                "additionalProperties": {},
+            },
+        },
+        "f": {"type": "null", "description": ""},
+        "g": True,
+        "h": {"type": "boolean", "description": "H."},
+        "i": {"type": "object", "description": "", "$ref": "#/$defs/I", "additionalProperties": {}},
+    }
+    assert properties["a"] == {"anyOf": [{"type": "null"}, {"type": "integer"}]}
+    assert definitions_for([], found) is None is definitions_for([tool], dialect(OTHERS["no tools"]))
 
 
 def test_definitions_alone_are_written_as_text_for_a_template_without_them() -> None:
@@ -146,4 +200,4 @@ def test_calls_that_a_template_leaves_out_are_not_lost_where_an_option_chooses()
         found = dialect(OTHERS["definitions alone"], name)
         assert (found.format.name, found.by_template, found.calls_by_template) == (name, True, False)
         [message] = for_dialect([CALL], [], found)
-        assert found.format.calls([("f", '{"a":"b","n":1}')]) in message["content"]
+        assert found.format.calls([("f", '{"a": "b", "n": 1}')]) in message["content"]

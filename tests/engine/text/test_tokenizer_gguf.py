@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import tarfile
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -191,23 +187,6 @@ def test_file_without_tokenizer_is_refused(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path / "a.gguf")
 
 
-@pytest.fixture(scope="session")
-def llama_cpp_vocabularies(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """llama.cpp's own vocabularies with texts and ids, from a package of its sources (77 MB)."""
-    if (given := os.environ.get("LLAMA_CPP_MODELS")) is not None:
-        return Path(given)
-    folder = tmp_path_factory.mktemp("llama_cpp")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
-    done = subprocess.run([*command, "-d", str(folder), "llama-cpp-python"], capture_output=True, text=True)
-    archives = list(folder.glob("llama_cpp_python-*.tar.gz"))
-    if done.returncode or not archives:
-        pytest.skip(f"the source package llama-cpp-python cannot be downloaded: {done.stderr[-200:]}")
-    with tarfile.open(archives[0]) as archive:
-        wanted = [file for file in archive if "/models/ggml-vocab-" in file.name]
-        archive.extractall(folder, wanted, filter="data")
-    return next(folder.rglob("ggml-vocab-gpt-2.gguf")).parent
-
-
 VOCABULARIES = (
     *("command-r", "deepseek-coder", "deepseek-llm", "falcon", "gemma-4", "gpt-2", "llama-bpe", "llama-spm", "mpt"),
     *("phi-3", "qwen2", "qwen35", "refact", "starcoder"),
@@ -216,9 +195,9 @@ VOCABULARIES = (
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", VOCABULARIES)
-def test_vocabularies_of_llama_cpp(llama_cpp_vocabularies: Path, name: str) -> None:
+def test_vocabularies_of_llama_cpp(llama_cpp_models: Path, name: str) -> None:
     """The ids are those that llama.cpp expects, of composed texts where the original composes them."""
-    path = llama_cpp_vocabularies / f"ggml-vocab-{name}.gguf"
+    path = llama_cpp_models / f"ggml-vocab-{name}.gguf"
     ours = Tokenizer.load(path)
     texts = path.with_suffix(".gguf.inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")
     expected = path.with_suffix(".gguf.out").read_text().splitlines()
@@ -236,6 +215,6 @@ def test_vocabularies_of_llama_cpp(llama_cpp_vocabularies: Path, name: str) -> N
     ("name", "message"),
     [("aquila", "--tokenizer"), ("gpt-neox", "--tokenizer"), ("bert-bge", "WordPiece"), ("nomic-bert-moe", "Unigram")],
 )
-def test_vocabularies_of_llama_cpp_that_are_refused(llama_cpp_vocabularies: Path, name: str, message: str) -> None:
+def test_vocabularies_of_llama_cpp_that_are_refused(llama_cpp_models: Path, name: str, message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        Tokenizer.load(llama_cpp_vocabularies / f"ggml-vocab-{name}.gguf")
+        Tokenizer.load(llama_cpp_models / f"ggml-vocab-{name}.gguf")

@@ -10,6 +10,7 @@ from rootgraft.engine.text.chat_template import ChatTemplates
 class TemplateOnly:
     """As much of a tokenizer as formats of tools and thoughts are found out by."""
 
+    bos_id: int | None = None
     eos_ids = (0,)
 
     def __init__(self, source: str, end: str = "</s>") -> None:
