@@ -2,7 +2,7 @@
 
 Templates refuse, drop or move messages that their authors did not expect: a second system message, a system message
 after a user message, or roles that do not alternate. Each case is tested once with a short conversation. A conversation
-that the template accepts is never changed. Only results are put into the order of their calls in any case.
+that the template accepts is never changed.
 """
 
 from __future__ import annotations
@@ -249,25 +249,6 @@ def as_taken(messages: Sequence[Message], shape: TemplateShape) -> list[Message]
     taken = [part for message in taken for part in _beside_text(message, shape)]
     taken = taken if shape.parallel_calls else _one_call_each(taken)
     return taken if shape.texts else _in_parts(taken)
-
-
-def with_ordered_results(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages with the results after each message with calls in the order of these calls.
-
-    Many templates write no ids, so that only the order tells to which call a result belongs.
-    """
-    ordered: list[Message] = []
-    at = 0
-    while at < len(messages):
-        message = messages[at]
-        ordered.append(message)
-        at += 1
-        if len(calls := message.get("tool_calls") or ()) > 1:
-            places = {call["id"]: number for number, call in enumerate(calls) if "id" in call}
-            end = _end_of_results(messages, at)
-            ordered += sorted(messages[at:end], key=lambda each: places.get(each.get("tool_call_id"), len(places)))
-            at = end
-    return ordered
 
 
 def _end_of_results(messages: Sequence[Message], begin: int) -> int:

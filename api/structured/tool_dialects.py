@@ -23,7 +23,6 @@ from .template_shape import (
     as_taken,
     shape_of,
     takes_results,
-    with_ordered_results,
 )
 from .tool_formats import ALIASES, FORMATS, ToolFormat, formats_of
 from .tool_probe import probed_calls
@@ -217,7 +216,6 @@ def for_dialect(
     appended to the assistant's text, and results become user messages. If the template renders all but the definitions,
     only these are written so.
     """
-    messages = with_ordered_results(messages)
     if dialect.by_template:
         shown = [_for_template(message, dialect) for message in messages]
         if tools and not dialect.lists_tools:

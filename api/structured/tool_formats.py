@@ -198,7 +198,7 @@ FORMATS = {
         ),
         ToolFormat(
             "hermes", "<tool_call>", "<tool_call>\n", closing="\n</tool_call>",
-            models="Qwen 2.5, Qwen 3, Hermes 2 and 3, Granite 4, SmolLM 3",
+            models="Qwen 2.5, Qwen 3, Hermes 2 and 3, Granite 4, SmolLM 3, MiMo-VL, Reka Edge",
             rendered=r"<tool_call>\s*\{[^<]*probe_tool",
             mentions=("within <tool_call> </tool_call> tags", "within <tool_call></tool_call> XML tags"),
         ),
@@ -235,13 +235,13 @@ FORMATS = {
         ToolFormat(
             "glm45", "<tool_call>", "<tool_call>", closing="</tool_call>", style="glm_xml",
             before_name="", after_name="\n", after_arguments="",
-            models="GLM-4.5, GLM-4.6",
+            models="GLM-4.5, GLM-4.6, Ling 3.0, Laguna XS",
             rendered=r"<tool_call>probe_tool\s*<arg_key>probe</arg_key>\s+<arg_value>",
         ),
         ToolFormat(
             "glm47", "<tool_call>", "<tool_call>", closing="</tool_call>", style="glm47_xml",
             before_name="", after_name="", after_arguments="", between="",
-            models="GLM-4.7",
+            models="GLM-4.7, Spark 2.5, Laguna S",
             rendered=r"<tool_call>probe_tool\s*<arg_key>probe</arg_key><arg_value>",
         ),
         ToolFormat(
@@ -329,7 +329,7 @@ FORMATS = {
         ),
         ToolFormat(
             "phi4_mini_json", "functools[", "functools[", separator=", ", closing="]",
-            models="Phi-4-mini",
+            models="Phi-4-mini, FireFunction 2",
             rendered=r"functools\s*\[[^<]*probe_tool", mentions=("functools[",),
         ),
         ToolFormat(

@@ -9,13 +9,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rootgraft.api.exact_json import dumps_exact, loads_exact
+from rootgraft.api.exact_json import dumps_exact, dumps_spaced, loads_exact
 
 LONG = b"12345678901234567890123"
 
 
 def test_long_integers_are_exact() -> None:
     assert loads_exact(b'{"a": [%s]}' % LONG) == {"a": [int(LONG)]}
+
+
+def test_spaces_as_models_write_them() -> None:
+    value: dict[str, Any] = {"a": [int(LONG), 1.5, 'é, "b":c', None], "d": {}}
+    text = dumps_spaced(value)
+    assert text == b'{"a": [' + LONG + ', 1.5, "é, \\"b\\":c", null], "d": {}}'.encode()
+    assert loads_exact(text) == value == loads_exact(dumps_exact(value))
+    for depth in range(1_001):
+        value = {"a": value} if depth else {}
+    assert loads_exact(dumps_spaced(value)) == value
 
 
 @pytest.mark.parametrize("inner", [b"1", LONG], ids=["short", "long"])

@@ -13,7 +13,7 @@ from support.api.tool_templates import OTHERS, TEMPLATES, WITHOUT_CALLS, Templat
 
 from rootgraft.api.protocol.chat import ChatRequest
 from rootgraft.api.protocol.chat_messages import for_template
-from rootgraft.api.structured.template_shape import ANY_SHAPE, TemplateShape, as_taken, shape_of, with_ordered_results
+from rootgraft.api.structured.template_shape import ANY_SHAPE, TemplateShape, as_taken, shape_of
 from rootgraft.api.structured.tool_dialects import Dialect, dialect_of, for_dialect
 
 _CALLS = (
@@ -286,15 +286,6 @@ def test_several_calls_are_messages_of_one_call_each(name: str) -> None:
     places = [text.find(each) for each in ("<words>", *expected)]
     assert -1 not in places and places == sorted(places)
     assert text.count("<result of nothing>") == text.count("<words>") == 1
-
-
-def test_results_are_in_the_order_of_their_calls() -> None:
-    lost = {"role": "tool", "tool_call_id": "unknown", "content": "<result of nothing>"}
-    messages = [called(1, 2), result(2), lost, result(1), called(3), result(3)]
-    ordered = [called(1, 2), result(1), result(2), lost, called(3), result(3)]
-    assert with_ordered_results(messages) == ordered == with_ordered_results(ordered)
-    without_ids = [{"role": "assistant", "content": "", "tool_calls": [{}, {}]}, result(2), result(1)]
-    assert with_ordered_results(without_ids) == without_ids
 
 
 def test_a_template_that_refuses_conversations_without_tools_has_a_shape() -> None:

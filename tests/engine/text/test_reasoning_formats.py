@@ -15,7 +15,7 @@ from rootgraft.api.structured.thought_plan import plan_thought
 from rootgraft.engine.messages import Done, TokenOut
 from rootgraft.engine.serving.output_processor import OutputProcessor
 from rootgraft.engine.serving.request import TextRequest
-from rootgraft.engine.text.reasoning_formats import FORMATS, reasoning_format_of
+from rootgraft.engine.text.reasoning_formats import FORMATS, ReasoningFormat, reasoning_format_of
 from rootgraft.engine.text.tokenizer import Tokenizer
 from rootgraft.engine.types import FinishReason, SamplingParams, Usage
 
@@ -127,3 +127,16 @@ def test_marks_that_are_special_tokens_are_seen(tmp_path: Path, special: bool, c
     end = tokens.index(made.encode("</think>", False)[0])
     finish = deltas[-1].finish
     assert finish is not None and finish.usage.reasoning == end - 1
+
+
+def test_a_prompt_that_ends_with_the_opening_of_the_text_has_ended_the_thought() -> None:
+    """Kimi K3's prompt without a thought ends so, and has no mark of a thought at all."""
+    kimi = ReasoningFormat("probed", "<|open|>think<|sep|>", "<|close|>think<|sep|>", lead="<|open|>response<|sep|>")
+    turn = '<|open|>message role="assistant"<|sep|>'
+    assert kimi.is_open_at(turn) is False
+    assert kimi.is_open_at(turn + kimi.start) is True
+    for end in (kimi.lead, f"{kimi.start}{kimi.end}", f"{kimi.start}{kimi.end}{kimi.lead}\n"):
+        assert kimi.is_open_at(turn + end) is None
+    harmony = FORMATS["openai_gptoss"]
+    assert harmony.is_open_at("<|end|><|start|>assistant") is False
+    assert harmony.is_open_at("<|start|>assistant" + harmony.lead) is None
