@@ -23,7 +23,7 @@ from ..engine.snapshot import EngineSnapshot
 from ..engine.types import AdapterInfo
 from ..engine.weighted_adapters import names_in
 from .dispatcher import Dispatcher, DispatcherLimits
-from .fleet_adapters import FleetAdapters, first_of
+from .fleet_adapters import FleetAdapters, ask_first
 from .replica_client import ReplicaClient, send
 from .replica_launcher import ReplicaLauncher, start_beside
 from .replica_roster import Member, ReplicaRoster, mute
@@ -227,9 +227,9 @@ class Fleet:
         return await self._adapters.list()
 
     async def take_snapshot(self) -> EngineSnapshot:
-        """Return the state of the replica with the most sequences. Raises EngineDead."""
-        busiest = max(self.replicas.values(), key=lambda client: client.stats.get("running", 0.0), default=None)
-        return await first_of([busiest] if busiest else ()).take_snapshot()
+        """Return the state of the replica with the most sequences. Raises EngineDead if no replica is left."""
+        busiest = sorted(self.replicas.values(), key=lambda client: client.stats.get("running", 0.0), reverse=True)
+        return await ask_first(busiest, lambda client: client.take_snapshot())
 
     async def reset_cache(self) -> None:
         """Remove the cached KV of all running replicas; a replica that is lost meanwhile has none."""

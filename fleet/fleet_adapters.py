@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from ..engine.errors import EngineDead, RequestError, UnknownModel
@@ -15,6 +16,8 @@ from .adapter_versions import AdapterVersions, BusyAdapters, LoadedVersion
 from .dispatcher import Dispatcher
 from .replica_client import ReplicaClient
 from .replica_roster import ReplicaRoster
+
+T = TypeVar("T")
 
 
 class FleetAdapters:
@@ -120,11 +123,11 @@ class FleetAdapters:
 
     async def list(self) -> tuple[AdapterInfo, ...]:
         """Return all adapters, as reported by the replica that has the most of them, or as last reported."""
-        clients = self._roster.clients.values()
-        fullest = max(clients, key=lambda client: len(client.adapters), default=None)
-        if fullest is None:
+        clients = sorted(self._roster.clients.values(), key=lambda client: len(client.adapters), reverse=True)
+        try:
+            infos = await ask_first(clients, lambda client: client.list_adapters())
+        except EngineDead:
             return tuple(self.infos.values())
-        infos = await fullest.list_adapters()
         return tuple(self._versions.public({info.name: info for info in infos}).values())
 
     @property
@@ -141,9 +144,15 @@ class FleetAdapters:
                 await asyncio.gather(*(client.unload_adapter(version) for client in clients), return_exceptions=True)
 
 
-def first_of(clients: Iterable[ReplicaClient]) -> ReplicaClient:
-    """Return a replica. Raises EngineDead if there is none."""
-    client = next(iter(clients), None)
-    if client is None:
-        raise EngineDead("No replica of the engine is running.")
-    return client
+async def ask_first(clients: Iterable[ReplicaClient], ask: Callable[[ReplicaClient], Awaitable[T]]) -> T:
+    """Return the answer of the first replica that gives one; a replica that is lost meanwhile gives none.
+
+    Raises:
+        EngineDead: no replica is left.
+    """
+    for client in clients:
+        try:
+            return await ask(client)
+        except EngineDead:
+            continue
+    raise EngineDead("No replica of the engine is running.")

@@ -8,6 +8,7 @@ import random
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -604,3 +605,41 @@ async def test_a_replica_that_is_lost_while_it_loads_an_adapter(make: Any, monke
     await made.until(lambda: len(made.serving) == 2)
     assert made.fleet.adapters.keys() == {"sql"}
     await made.until(lambda: all(paths(client) == ["one"] for client in made.serving))
+
+
+@pytest.mark.parametrize("call", ["list_adapters", "take_snapshot"])
+async def test_a_replica_that_is_lost_while_it_is_asked(make: Any, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """Another one is asked in its place."""
+    made = await make(2)
+    await made.fleet.load_adapter("sql", "one")
+    victim, other = made.serving
+    asked: list[str] = []
+
+    async def lost() -> Any:
+        asked.append(call)
+        victim.die()
+        raise EngineDead("The engine process has ended.")
+
+    monkeypatch.setattr(victim, call, lost)
+    monkeypatch.setitem(victim.stats, "running", 1.0)
+    answer = await getattr(made.fleet, call)()
+    assert asked == [call]
+    assert answer is other if call == "take_snapshot" else [info.name for info in answer] == ["sql"]
+
+
+async def test_adapters_are_told_where_all_replicas_are_lost_while_they_are_asked(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await make(2)
+    await made.fleet.load_adapter("sql", "one")
+    [first, second] = made.serving
+
+    async def lost(client: CoreClient) -> Any:
+        client.die()
+        raise EngineDead("The engine process has ended.")
+
+    for client in (first, second):
+        monkeypatch.setattr(client, "list_adapters", partial(lost, client))
+        monkeypatch.setattr(client, "take_snapshot", partial(lost, client))
+    assert [(info.name, info.path) for info in await made.fleet.list_adapters()] == [("sql", "one")]
+    assert not (first.is_alive or second.is_alive)
