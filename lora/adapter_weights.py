@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -96,7 +96,9 @@ def _sort(
         size = None if rows is None else len(rows.rows)
         is_tied = name == HEAD and config.ties_weights and layout.tied and EMBEDDING in found.parts
         trained = found.trained[EMBEDDING if is_tied else name]
-        modules[name] = _module(name, trained, parts, config, layout, most_rank, size)
+        module = _module(name, trained, parts, config, layout, most_rank, size)
+        # PEFT gives a tied head the embedding's factors, but the rank and alpha of its own name, as if it had its own.
+        modules[name] = replace(module, scale=_scale_of(layout.head_trained, config)) if is_tied else module
     for name, module in expert_modules(found.stacked, config, layout.experts_of, most_rank):
         if name in modules:
             raise AdapterError(f"The adapter adapts {name} twice.", name)
@@ -266,6 +268,11 @@ def _module(
     return ModuleWeights(config.scale_of(pattern, rank), a, b, bias, magnitude)
 
 
+def _scale_of(trained: str, config: AdapterConfig) -> float:
+    """Return the factor of ``B A x`` for a module whose rank the config alone determines."""
+    return config.scale_of(trained, config.rank_of(trained))
+
+
 def _check_targeted(name: str, trained: str, config: AdapterConfig) -> None:
     """Refuse tensors of modules that the config leaves out. PEFT would ignore them, but the intent is unclear."""
     is_parameter = _ends_with(f"{trained}.weight", config.parameters)
@@ -273,8 +280,10 @@ def _check_targeted(name: str, trained: str, config: AdapterConfig) -> None:
         raise AdapterError(f"The adapter has tensors for {name}, which target_modules does not name.", "target_modules")
     if _ends_with(trained, config.excluded):
         raise AdapterError(f"The adapter has tensors for {name}, which exclude_modules names.", "exclude_modules")
+    # PEFT adapts a module that target_modules names whole, such as lm_head, whatever its layer.
+    is_whole = config.targets is not None and trained in config.targets
     layer = _LAYER.match(name)
-    if config.layers is not None and (layer is None or int(layer[1]) not in config.layers):
+    if config.layers is not None and not is_whole and (layer is None or int(layer[1]) not in config.layers):
         raise AdapterError(
             f"The adapter has tensors for {name}, whose layer is not in layers_to_transform.", "layers_to_transform"
         )

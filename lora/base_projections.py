@@ -219,6 +219,11 @@ class BaseLayout:
             (name for name in self._published(self.renamed.get(trained, trained)) if name in self.modules), None
         )
 
+    @property
+    def head_trained(self) -> str:
+        """The head's name in the model that PEFT trains."""
+        return next((trained for trained, name in self.renamed.items() if name == HEAD), HEAD)
+
     def fused_of(self, trained: str) -> tuple[str, ...]:
         """Return the base model's modules that are one module where it was trained; empty for any other module."""
         return next((self.fused[name] for name in self._published(trained) if name in self.fused), ())
