@@ -23,8 +23,8 @@ class RowStart:
 
     Attributes:
         tokens: all tokens so far, int32: ``num_prompt`` of the prompt, then the generated ones.
-        stop_ids: tokens that end the sequence (the model's end tokens unless ignored, and ``params.stop_token_ids``);
-            they are not drawn while fewer than ``params.min_tokens`` are generated.
+        late_ids: tokens that are not drawn while fewer than ``params.min_tokens`` are generated: the model's end
+            tokens, even if they are ignored, and ``params.stop_token_ids``.
         seed: seed of the row's draws, always set.
         slot: the slot of its adapter, -1 for the base model.
         adapted_from: position of the first token to which the adapter applies.
@@ -37,7 +37,7 @@ class RowStart:
     params: SamplingParams
     tokens: Seq[int]
     num_prompt: int
-    stop_ids: tuple[int, ...]
+    late_ids: tuple[int, ...]
     seed: int
     slot: int = -1
     adapted_from: int = 0

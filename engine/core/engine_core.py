@@ -538,11 +538,11 @@ def _new_sequence(submit: Submit, adaptation: Adaptation, worker: StepWorker, se
             f"({room}), not {len(submit.generated)}.",
             param="generated",
         )
-    ends = () if params.ignore_eos else (*worker.eos_ids, *submit.ends)
-    stops = frozenset((*ends, *params.stop_token_ids))
-    if params.min_tokens and params.allowed_token_ids and stops.issuperset(params.allowed_token_ids):
+    ends = frozenset((*worker.eos_ids, *submit.ends))
+    stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else ends)
+    if params.min_tokens and params.allowed_token_ids and (stops | ends).issuperset(params.allowed_token_ids):
         raise RequestError(
-            "allowed_token_ids leaves nothing to draw before min_tokens: all of them end the answer.",
+            "allowed_token_ids leaves nothing to draw before min_tokens: all of them are end or stop tokens.",
             param="allowed_token_ids",
         )
     seed = params.seed if params.seed is not None else seeds.getrandbits(63)
@@ -562,6 +562,7 @@ def _new_sequence(submit: Submit, adaptation: Adaptation, worker: StepWorker, se
         session_seconds=submit.session_seconds,
         pins=(*submit.prefix_pins, (len(submit.tokens), submit.pin_seconds)),
         pooled_from=params.pooled_from if params.pooling == "embed" and worker.pooler.pools_all else ENDLESS,
+        ignored_ids=ends if params.ignore_eos else frozenset(),
     )
     return Sequence(
         id=submit.id,

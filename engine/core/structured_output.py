@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -186,7 +186,11 @@ class StructuredOutputManager:
                 raise error
             job.matcher.explain(str(error))
         for early in range(min(job.num_early, len(job.drafts) + 1)):
-            _postpone_end(buffer.words[at + early], self._eos_ids, buffer.checks.get(at + early))
+            words, check = buffer.words[at + early], buffer.checks.get(at + early)
+            _postpone(words, self._eos_ids, check)
+            # Where no other token is left, a stop token may be drawn, but still no end token.
+            if stops := job.late_ids.difference(self._eos_ids):
+                _postpone(words, stops, check)
 
 
 def _compile_ahead(
@@ -200,11 +204,12 @@ def _compile_ahead(
             service.compile(spec, tenant)
 
 
-def _postpone_end(words: NDArray[np.int32], eos_ids: tuple[int, ...], check: TokenCheck | None) -> None:
-    """Forbid the end tokens in a mask if it allows another token after which the answer can still end in time."""
+def _postpone(words: NDArray[np.int32], tokens: Iterable[int], check: TokenCheck | None) -> None:
+    """Forbid tokens in a mask if it allows another token after which the answer can still end in time."""
     kept = words.view(np.uint32).copy()
-    for token in eos_ids:
-        kept[token // 32] &= ~np.uint32(1 << token % 32)
+    for token in tokens:
+        if token < 32 * len(kept):
+            kept[token // 32] &= ~np.uint32(1 << token % 32)
     if kept.any() if check is None else _may_go_on(kept, check):
         words[:] = kept.view(np.int32)
 

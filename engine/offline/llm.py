@@ -621,8 +621,8 @@ class LLM:
             Number of tokens whose KV is in the file.
 
         Raises:
-            RequestError: the request has ended, has several answers or wants logprobs, or is waiting for its grammar or
-                adapter.
+            RequestError: the request has ended, has several answers, wants logprobs or field probabilities, or is
+                waiting for its grammar or adapter.
             ConfigError: the KV of this model cannot be saved.
             OSError: the file cannot be written; the request then continues here.
         """

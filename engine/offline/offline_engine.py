@@ -233,9 +233,18 @@ class OfflineEngine:
 
     def _save_session(self, running: RunningRequest, file: Path) -> int:
         transfer, request = self._core.prefix_transfer(), running.request
-        wants_scores = request.params.logprobs is not None or request.params.prompt_logprobs is not None
-        if request.n > 1 or wants_scores:
-            raise RequestError("A session has one answer and no logprobs: n must be 1, logprobs left out.", param="n")
+        params = request.params
+        # The scores of tokens from before the pause are not in the file.
+        if (
+            request.n > 1
+            or params.logprobs is not None
+            or params.prompt_logprobs is not None
+            or params.allowed_logprobs
+        ):
+            raise RequestError(
+                "A session has one answer, no logprobs and no field_probabilities: n must be 1, the others left out.",
+                param="n",
+            )
         sequence = self._core.find(next(iter(running.running), _NO_SEQUENCE))
         if running.is_done or sequence is None:
             raise RequestError("The request has ended, or waits for its grammar or adapter: call step() first.")

@@ -141,6 +141,7 @@ class RequestMaker:
             request.n,
             with_logprobs=request.params.logprobs is not None,
             with_prompt_logprobs=request.params.prompt_logprobs is not None,
+            has_named=bool(request.params.logprob_token_ids),
             request_id=str(next(self._ids)),
             lora_request=given.adapter.asked,
             new_reader=self._reader_maker(given, request),

@@ -16,10 +16,15 @@ from ..types import Usage
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
-    """Log-probability of a token at a position; rank 1 is the likeliest."""
+    """Log-probability of a token at a position.
+
+    Attributes:
+        rank: 1 for the likeliest token; None for a token of ``logprob_token_ids`` that was not drawn, whose rank is not
+            computed.
+    """
 
     logprob: float
-    rank: int
+    rank: int | None
     decoded_token: str
 
 
@@ -121,6 +126,7 @@ class OutputBuilder:
         tokens: the prompt's tokens.
         n: number of sequences.
         with_logprobs, with_prompt_logprobs: whether these logprobs were requested.
+        has_named: whether the logprobs of the answers are those of ``logprob_token_ids``, not of the likeliest tokens.
         request_id: id of the request.
         lora_request: the ``LoRARequest`` that requested the request's adapter.
         new_reader: creates a reader of an answer's field probabilities; None if they are not requested.
@@ -135,6 +141,7 @@ class OutputBuilder:
         *,
         with_logprobs: bool,
         with_prompt_logprobs: bool,
+        has_named: bool = False,
         request_id: str = "",
         lora_request: LoRARequest | None = None,
         new_reader: Callable[[], FieldReader] | None = None,
@@ -150,6 +157,7 @@ class OutputBuilder:
         self._outputs = [SequenceOutput() for _ in range(n)]
         self._with_logprobs = with_logprobs
         self._with_prompt_logprobs = with_prompt_logprobs
+        self._has_named = has_named
 
     @property
     def is_complete(self) -> bool:
@@ -233,7 +241,7 @@ class OutputBuilder:
             index=index,
             text=part.text,
             token_ids=part.tokens.copy(),
-            logprobs=list(_scores(part.logprobs)) if self._with_logprobs else None,
+            logprobs=list(_scores(part.logprobs, are_named=self._has_named)) if self._with_logprobs else None,
             cumulative_logprob=sum(entry.logprob for entry in whole.logprobs) if self._with_logprobs else None,
             finish_reason=None if finish is None else finish.reason.value,
             stop_reason=None if finish is None else finish.told_stop_reason,
@@ -242,7 +250,17 @@ class OutputBuilder:
         )
 
 
-def _scores(positions: Iterable[TokenLogprob]) -> Iterable[PositionScores]:
+def _scores(positions: Iterable[TokenLogprob], *, are_named: bool = False) -> Iterable[PositionScores]:
+    """Return the logprobs by token id, the token at the position first.
+
+    Args:
+        are_named: whether the other tokens are those of ``logprob_token_ids``, in their order, not the likeliest ones.
+    """
     for entry in positions:
-        best = {top.token: TokenScore(top.logprob, rank, top.text) for rank, top in enumerate(entry.top, 1)}
-        yield {entry.token: TokenScore(entry.logprob, entry.rank, entry.text)} | best
+        own = {entry.token: TokenScore(entry.logprob, entry.rank, entry.text)}
+        others = {
+            top.token: TokenScore(top.logprob, None if are_named else rank, top.text)
+            for rank, top in enumerate(entry.top, 1)
+        }
+        # The token's own entry comes first in the dict, and its rank counts even if it is among the others.
+        yield own | others | own

@@ -113,7 +113,7 @@ class LogitEdits:
         self._vocab_size = vocab_size
         self._biases: dict[int, tuple[Ints, Floats]] = {}
         self._counts: dict[int, TokenCounts] = {}
-        self._stops: dict[int, Ints] = {}
+        self._late: dict[int, Ints] = {}
         self._bad_words: dict[int, BadWords] = {}
         self._allowed: dict[int, Words] = {}  # masks of the rows that may draw only tokens that they name
         self._limited = np.zeros(max_num_seqs, bool)
@@ -130,7 +130,7 @@ class LogitEdits:
         # model has for which it drafts.
         biases = [(token, bias) for token, bias in params.logit_bias if token < size]
         bad_words = [word for word in params.bad_words if max(word) < size]
-        for held in (self._biases, self._counts, self._stops, self._bad_words, self._allowed):
+        for held in (self._biases, self._counts, self._late, self._bad_words, self._allowed):
             held.pop(row, None)
         self._limited[row] = bool(params.allowed_token_ids)
         self._biased[row] = bool(biases)
@@ -147,7 +147,7 @@ class LogitEdits:
         if bad_words:
             self._bad_words[row] = BadWords(bad_words, start.tokens[start.num_prompt :])
         if params.min_tokens:
-            self._stops[row] = np.array([id_ for id_ in set(start.stop_ids) if id_ < size], np.int64)
+            self._late[row] = np.array([id_ for id_ in set(start.late_ids) if id_ < size], np.int64)
 
     def concern(self, rows: Ints, num_generated: Ints) -> bool:
         """Return whether any of these rows has an edit, given their numbers of generated tokens."""
@@ -231,7 +231,7 @@ class LogitEdits:
         found = []
         for index in np.flatnonzero(early | has_bad_words).tolist():
             row = int(rows[index])
-            tokens = self._stops[row] if early[index] else np.zeros(0, np.int64)
+            tokens = self._late[row] if early[index] else np.zeros(0, np.int64)
             if has_bad_words[index]:
                 tokens = np.union1d(tokens, self._bad_words[row].banned(positions.drafts[index]))
             if len(tokens):

@@ -196,7 +196,7 @@ class StepPlan:
                 sequence.tokens[:],
                 sequence.num_prompt,
                 # With a grammar, the mask excludes an early end, and makes exceptions where only the end is allowed.
-                () if sequence.matcher else tuple(sequence.spec.stop_ids),
+                () if sequence.matcher else tuple(sequence.spec.late_ids),
                 sequence.spec.seed,
                 sequence.slot,
                 sequence.spec.adapted_from,

@@ -20,10 +20,11 @@ class MaskJob:
         matcher: matcher of the row; filling the masks advances it by the drafts.
         drafts: drafts of the row.
         remaining: number of tokens that the sequence may still generate.
-        num_early: number of next tokens that come before ``min_tokens`` is reached. The answer must not end at these,
+        num_early: number of next tokens that come before ``min_tokens`` is reached. None of these is in ``late_ids``,
             unless the grammar allows nothing else.
         scored: whether logprobs are requested. The model then runs even if a mask allows only one token.
         vocabulary: vocabulary of the matcher, as in ``Submit``.
+        late_ids: as in ``SequenceSpec``.
     """
 
     line: int
@@ -33,6 +34,7 @@ class MaskJob:
     num_early: int
     scored: bool
     vocabulary: str = ""
+    late_ids: frozenset[int] = frozenset()
 
 
 def mask_jobs(batch: Batch, owner: Callable[[Row], Sequence | None]) -> list[MaskJob]:
@@ -51,7 +53,7 @@ def mask_jobs(batch: Batch, owner: Callable[[Row], Sequence | None]) -> list[Mas
             early = max(0, sequence.params.min_tokens - row.num_generated)
             params = sequence.params
             scored = params.logprobs is not None or params.allowed_logprobs
-            fields = (remaining, early, scored, sequence.spec.vocabulary)
+            fields = (remaining, early, scored, sequence.spec.vocabulary, sequence.spec.late_ids)
             jobs.append(MaskJob(line, sequence.matcher, row.drafts, *fields))
         line += row.num_positions
     return jobs

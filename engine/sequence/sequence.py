@@ -39,6 +39,7 @@ class SequenceSpec:
         pins: prefixes of its prompt to pin, as (number of tokens, seconds); 0 seconds for no pin.
         pooled_from: position of the first token whose hidden state is pooled, with those of all later tokens;
             ``ENDLESS`` if only the hidden state of the last token is used.
+        ignored_ids: end tokens of the model that do not end the sequence, because of ``ignore_eos``.
     """
 
     stop_ids: frozenset[int]
@@ -54,6 +55,12 @@ class SequenceSpec:
     session_seconds: float = SESSION_SECONDS
     pins: tuple[tuple[int, float], ...] = ()
     pooled_from: int = ENDLESS
+    ignored_ids: frozenset[int] = frozenset()
+
+    @property
+    def late_ids(self) -> frozenset[int]:
+        """Tokens that are not drawn before ``min_tokens``: as in vLLM, ignored end tokens are among them."""
+        return self.stop_ids | self.ignored_ids
 
 
 @dataclass(slots=True)

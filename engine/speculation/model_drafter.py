@@ -278,8 +278,8 @@ class ModelDrafter:
         known = self._tokens(sequence)
         lease = self._cache.acquire(self._path(sequence), known, len(known) - 1)
         line, params, tokens = self._free_lines.pop(), _drafting(sequence.params), sequence.tokens[:]
-        stops = () if sequence.matcher else tuple(sequence.spec.stop_ids)
-        start = RowStart(line, params, tokens, sequence.num_prompt, stops, sequence.spec.seed)
+        late = () if sequence.matcher else tuple(sequence.spec.late_ids)
+        start = RowStart(line, params, tokens, sequence.num_prompt, late, sequence.spec.seed)
         follower = _Follower(line, lease, lease.num_tokens, start)
         self._followers[sequence.id] = follower
         return follower

@@ -10,15 +10,16 @@ from array import array
 import pytest
 from support.engine.core_hooks import wait_for_vocabulary
 from support.engine.fake_worker import FakeWorker
-from support.engine.structured_engine import TEXTS, VOCAB, Structured
+from support.engine.structured_engine import EOS, TEXTS, VOCAB, Structured
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core import structured_output
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.core.structured_output import MOST_AHEAD
-from rootgraft.engine.messages import Abort, Failed, PrepareGrammar, Submit
+from rootgraft.engine.messages import Abort, Done, Failed, PrepareGrammar, Submit
 from rootgraft.engine.types import FinishReason, SamplingParams
 from rootgraft.grammar.spec import GrammarSpec
+from rootgraft.grammar.thought_rules import ThoughtRules
 
 SCHEMA = {
     "type": "object",
@@ -142,6 +143,34 @@ def test_min_tokens_hold_as_long_as_the_grammar_goes_on(engine):
     structured.run()
     assert 7 <= len(structured.texts[0]) <= 9 and structured.texts[1] == b"yes"
     assert all(end.reason is FinishReason.STOP for end in structured.ends.values())
+
+
+def test_stop_tokens_wait_for_min_tokens_where_the_form_has_another_token(engine):
+    """As of an answer in free text, they are no tokens of it before; the form decides where only they are left."""
+    structured = engine()
+    early = {"max_tokens": 30, "min_tokens": 7, "stop_token_ids": (ord("b"),)}
+    for number in range(6):
+        structured.submit(number, GrammarSpec.regex("[ab]{2,9}"), seed=number, prompt=bytes([number + 65]), **early)
+    structured.submit(6, GrammarSpec.regex("ab{3}a*"), **early)
+    structured.run()
+    assert all(structured.texts[number][:7] == b"aaaaaaa" for number in range(6))
+    assert structured.texts[6][:7] == b"abbbaaa"
+    ends = [structured.ends[number] for number in range(7)]
+    assert all(end.reason is FinishReason.STOP for end in ends)
+    assert {end.stop_token for end in ends} <= {ord("b"), EOS}
+
+
+def test_after_a_thought_with_a_budget_stop_tokens_of_free_text_wait_for_min_tokens(engine):
+    structured = engine()
+    thought = ThoughtRules("<t>", "</t>", is_open=True, budget=2)
+    stops = tuple(range(256))
+    params = SamplingParams(max_tokens=20, min_tokens=12, stop_token_ids=stops[5:])
+    structured.core.handle([Submit(0, array("i", [7]), params, reasoning=thought)])
+    structured.texts[0] = b""
+    structured.run()
+    text, end = structured.texts[0], structured.ends[0]
+    assert text[2:6] == b"</t>" and set(text[6:12]) <= set(range(5)), text
+    assert isinstance(end, Done) and (end.stop_token in stops[5:] or len(text) == 20)
 
 
 ENDLESS = {

@@ -59,3 +59,21 @@ def test_every_answer_has_its_fields(llm: LLM) -> None:
 def test_needs_a_schema(llm: LLM, form: StructuredOutputsParams | None) -> None:
     with pytest.raises(RequestError, match=r"field_probabilities needs .* JSON Schema"):
         llm.generate("a", SamplingParams(structured_outputs=form, field_probabilities=True))
+
+
+def test_the_rank_of_a_drawn_token_is_that_of_the_model_beside_named_ones(llm: LLM) -> None:
+    names = [5, 9, 300]
+    [output] = llm.generate("the quick", SamplingParams(max_tokens=4, temperature=2.0, seed=3, logprob_token_ids=names))
+    tokens = output.prompt_token_ids + output.outputs[0].token_ids
+    with torch.no_grad():
+        logits = make_model()(torch.tensor([tokens])).logits[0, len(output.prompt_token_ids) - 1 :]
+    # The drawn tokens are named, so that each is among the others too.
+    again = SamplingParams(
+        max_tokens=4, temperature=2.0, seed=3, logprob_token_ids=[*names, *output.outputs[0].token_ids]
+    )
+    for params, each in ((None, output), (again, None)):
+        found = each or llm.generate("the quick", params)[0]
+        assert found.outputs[0].token_ids == output.outputs[0].token_ids and found.outputs[0].logprobs is not None
+        for token, line, scores in zip(found.outputs[0].token_ids, logits, found.outputs[0].logprobs, strict=False):
+            assert scores.pop(token).rank == 1 + int((line > line[token]).sum())
+            assert all(score.rank is None for score in scores.values()), "only the drawn token's is computed"

@@ -22,6 +22,7 @@ from rootgraft.engine.kv_cache.session_files import pack_head, read_head
 from rootgraft.engine.offline.running_request import RunningRequest
 from rootgraft.engine.serving.output_processor import TextDelta
 from rootgraft.grammar.spec import GrammarSpec
+from rootgraft.sampling_params import StructuredOutputsParams
 
 PROMPT = [random.Random(f"5 {each}").randrange(3, 250) for each in range(40)]
 LISTS = GrammarSpec.json_schema({"type": "array", "items": {"enum": ["red", "green"]}, "minItems": 3, "maxItems": 6})
@@ -88,6 +89,22 @@ def test_it_goes_on_elsewhere_with_the_same_tokens(pair: tuple[LLM, LLM], tmp_pa
         assert running.output().usage[0].completion >= len(whole[0])
     for llm in pair:
         core_of(llm).check()
+
+
+def test_a_request_with_field_probabilities_is_not_paused(pair: tuple[LLM, LLM], tmp_path: Path) -> None:
+    """The probabilities of the tokens from before the pause would be missing in those of their fields."""
+    form = StructuredOutputsParams(json={"type": "array", "items": {"enum": ["red", "green"]}, "minItems": 3})
+    params = SamplingParams(max_tokens=40, temperature=1.0, seed=3, structured_outputs=form, field_probabilities=True)
+    running = pair[0].begin(PROMPT, params)
+    for _ in range(1000):
+        pair[0].step()
+        if core_of(pair[0]).find(next(iter(running.running), 0)) is not None:
+            break
+    with pytest.raises(RequestError, match="no logprobs and no field_probabilities"):
+        pair[0].save_session(running, tmp_path / "session")
+    ended(pair[0], running)
+    [answer] = running.output().outputs
+    assert len(answer.field_probabilities or ()) >= len(json.loads(answer.text))
 
 
 def test_without_a_seed_it_keeps_the_one_that_it_got(pair: tuple[LLM, LLM], tmp_path: Path) -> None:

@@ -131,7 +131,11 @@ def test_stop_tokens_end_a_sequence_after_min_tokens_and_are_not_sent():
     client.submit([5, 6], max_tokens=9)
     client.submit([5, 6], max_tokens=9, ignore_eos=True)
     client.submit([5, 6], max_tokens=9, min_tokens=4)
+    client.submit([5, 6], max_tokens=9, min_tokens=4, ignore_eos=True, stop_token_ids=(3,))
     client.run()
+    starts = [start for batch in worker_of(core).batches for start in batch.starts]
+    # As in vLLM, an end token is not drawn before min_tokens even if it would not end the sequence.
+    assert [set(start.late_ids) for start in starts] == [set(range(11))] * 4
     expected = expected_tokens([5, 6], 9, 11)
     assert client.ends[0].reason is FinishReason.STOP and client.ends[0].stop_token == expected[0]
     assert client.tokens[0] == [] and client.ends[0].usage.completion == 1

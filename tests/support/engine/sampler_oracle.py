@@ -89,34 +89,34 @@ def kept(logits: np.ndarray, params: SamplingParams, top_p: float, min_p: float)
     return [token for token in nucleus if probs[token] >= min_p * probs[ids[0]]]
 
 
-def readings(logits: np.ndarray, params: SamplingParams) -> Iterator[tuple[list[int], np.ndarray]]:
+def readings(logits: np.ndarray, params: SamplingParams, slack: float = EPS) -> Iterator[tuple[list[int], np.ndarray]]:
     """Kept tokens in the order of the draw and their probabilities, for thresholds a rounding error up and down."""
     probs = _softmax(logits, params.temperature)
     by_id = params.top_p >= 1 and (params.top_k == 0 or params.top_k >= len(logits))
-    for top_p in {params.top_p, params.top_p * (1 - EPS), min(params.top_p * (1 + EPS), 1.0)}:
-        for min_p in {params.min_p, params.min_p * (1 - EPS), params.min_p * (1 + EPS)}:
+    for top_p in {params.top_p, params.top_p * (1 - slack), min(params.top_p * (1 + slack), 1.0)}:
+        for min_p in {params.min_p, params.min_p * (1 - slack), params.min_p * (1 + slack)}:
             ids = kept(logits, params, top_p, min_p)
             ids = sorted(ids) if by_id else ids
             yield ids, probs[ids] / probs[ids].sum()
 
 
-def may_draw(token: int, u: float, logits: np.ndarray, params: SamplingParams) -> bool:
+def may_draw(token: int, u: float, logits: np.ndarray, params: SamplingParams, slack: float = EPS) -> bool:
     """Whether the inverse of the cumulated probabilities takes ``u`` to ``token``, up to rounding."""
-    for ids, probs in readings(logits, params):
+    for ids, probs in readings(logits, params, slack):
         if token in ids:
             place = ids.index(token)
-            if probs[:place].sum() - EPS <= u <= probs[: place + 1].sum() + EPS:
+            if probs[:place].sum() - slack <= u <= probs[: place + 1].sum() + slack:
                 return True
     return False
 
 
-def may_win(token: int, noise: np.ndarray, logits: np.ndarray, params: SamplingParams) -> bool:
+def may_win(token: int, noise: np.ndarray, logits: np.ndarray, params: SamplingParams, slack: float = EPS) -> bool:
     """Whether ``token`` wins the races of a draw from all tokens, up to rounding: of 2,048, of 64, of single ones.
 
     Args:
         noise: exponential random numbers of the 64 places in a block, of the 32 in a part, and of the parts.
     """
-    for ids, probs in readings(logits, params):
+    for ids, probs in readings(logits, params, slack):
         if token not in ids:
             continue
         kept, won = np.array(ids), True
@@ -124,7 +124,7 @@ def may_win(token: int, noise: np.ndarray, logits: np.ndarray, params: SamplingP
             runners = np.unique(kept // size)
             places = runners if size == 2048 else runners % (32 if size == 64 else 64)
             shares = [probs[kept // size == runner].sum() for runner in runners] / noise[first + places]
-            won &= bool(shares[runners == token // size] >= shares.max() * (1 - 100 * EPS))
+            won &= bool(shares[runners == token // size] >= shares.max() * (1 - 100 * slack))
             probs, kept = probs[kept // size == token // size], kept[kept // size == token // size]
         if won:
             return True
