@@ -131,7 +131,7 @@ class _Probe:
     def _takes(self, letters: str, roles: Mapping[str, str]) -> bool:
         messages = [self._message(letter, roles) for letter in letters]
         needs_tools = self._needs_tools or any(letter in _CALLS for letter in letters)
-        shown = [] if needs_tools else [None]
+        shown: list[Sequence[Mapping[str, Any]] | None] = [] if needs_tools else [None]
         if self._tools or needs_tools:
             shown.append(self._tools or None)
         return all(self._shows(messages, tools) for tools in shown)

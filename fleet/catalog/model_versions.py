@@ -13,6 +13,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ...engine.adapter_sources.source_uri import AdapterSource, parse_source
@@ -219,7 +220,7 @@ class ModelVersions:
             own = engine_name(name, digest)
             self._unloads[own] = asyncio.create_task(self._unload_later(own))
             # Not in the task itself, which never runs if it is cancelled before its first step.
-            self._unloads[own].add_done_callback(lambda _, own=own: self._unloads.pop(own))
+            self._unloads[own].add_done_callback(partial(self._forget_unload, own))
         return gone
 
     async def keep(self) -> None:
@@ -278,6 +279,9 @@ class ModelVersions:
         except EngineError as error:
             logger.warning("%s was not unloaded: %s", own, error)
         await asyncio.to_thread(self._fetcher.release, fetched)
+
+    def _forget_unload(self, own: str, _: asyncio.Task[None]) -> None:
+        del self._unloads[own]
 
     def _refresh(self, name: str) -> None:
         """Read the versions to which a name points; new requests follow them."""
