@@ -27,7 +27,7 @@ from torch import Tensor
 from ..layouts import int8_kv_layout, kv_forms
 from ..layouts.attention_arguments import AttentionParams, PagedBatch, SharedPrefixes
 from . import attention_kernels
-from .launch import Launch, cdiv, is_narrow, is_placed, meta, num_sms, power_of_two, shared_bytes
+from .launch import Launch, cdiv, is_narrow, is_placed, meta, multiplies_registers, num_sms, power_of_two, shared_bytes
 
 _BLOCKS_D = (64, 128, 256)  # dimensions of a head, rounded up
 _MOST_LATENT, _MOST_REST = 512, 64  # dimensions of a latent key that are the value, and of the rest of it
@@ -71,8 +71,8 @@ ROW_CONFIGS = {
     (kind, 2, dim): Config(64, 32 if dim == 256 else 64, 8, 2) for kind in ("extend", "shared") for dim in _BLOCKS_D
 }
 
-# Sizes for devices whose tensor cores take both operands from registers: sm_80, sm_86, sm_89 and sm_120, on which a
-# program has less shared memory than on sm_90. With the sizes above the kernels spill registers there, and latent
+# Sizes for devices whose tensor cores take both operands from registers, on which a program has less shared memory than
+# on sm_90. With the sizes above the kernels spill registers there, and latent
 # attention does not fit the 99 KiB of all but sm_80. With these they compile without spills. Their speed is not
 # measured.
 REGISTER_CONFIGS = {
@@ -80,7 +80,6 @@ REGISTER_CONFIGS = {
     ("extend", 2, 128): Config(64, 128, 8, 2),
     **{(kind, 2, 512): Config(32, 32, 8, 2) for kind in ("decode_many", "extend", "shared")},
 }
-_REGISTER_SHARED = 200 << 10
 
 # The same for sm_86, sm_89 and sm_120 alone, on which a program has 99 KiB.
 SMALL_CONFIGS = {("shared", 2, 128): Config(64, 32, 4, 3)}
@@ -255,10 +254,10 @@ class _Call:
         key = kind, self.q.dtype.itemsize, _MOST_LATENT if is_latent else self.block_d
         if kv_forms.is_rows(self.k_cache) and key in ROW_CONFIGS:
             return ROW_CONFIGS[key]
-        shared = shared_bytes(self.q.device)
-        for sizes, least in ((SMALL_CONFIGS, _SMALL_SHARED), (REGISTER_CONFIGS, _REGISTER_SHARED)):
-            if key in sizes and shared < least:
-                return sizes[key]
+        if key in SMALL_CONFIGS and shared_bytes(self.q.device) < _SMALL_SHARED:
+            return SMALL_CONFIGS[key]
+        if key in REGISTER_CONFIGS and multiplies_registers(self.q.device):
+            return REGISTER_CONFIGS[key]
         return CONFIGS[key]
 
     def alone(self) -> _Call:

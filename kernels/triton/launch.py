@@ -24,6 +24,8 @@ LEAST_CAPABILITY = (8, 0)
 """Compute capability from which on kernels run: products of bfloat16 on tensor cores, and copies to shared memory that
 a pipeline does not wait for. What is compiled for older GPUs multiplies on ordinary cores and spills registers."""
 
+_REGISTER_SHARED = 200 << 10
+
 OFFLINE_SHARED = 166_912
 """Bytes of shared memory that a program may have on a device that is not there. ``triton_offline`` puts others here."""
 
@@ -45,6 +47,14 @@ def _capability(index: int) -> tuple[int, int]:
 def shared_bytes(device: torch.device) -> int:
     """Return the bytes of shared memory that a program may use, for the choice of tiles."""
     return _shared_bytes(device.index or 0) if device.type == "cuda" else OFFLINE_SHARED
+
+
+def multiplies_registers(device: torch.device) -> bool:
+    """Return whether tensor cores take both operands from registers: on sm_80, 86, 89 and 120, told by shared memory.
+
+    There, tiles that fit the registers of other GPUs may spill.
+    """
+    return shared_bytes(device) < _REGISTER_SHARED
 
 
 @functools.cache

@@ -28,7 +28,7 @@ from torch import Tensor
 from ..layouts.lora_arguments import BLOCK, MOST_MODULES, ROW_FIELDS, Segments, ShrunkInputs, SlotTable, Tiles
 from . import lora_config
 from .graph_branch import start_beside
-from .launch import NARROW_TYPES, TYPES, Launch, cdiv, meta, num_sms
+from .launch import NARROW_TYPES, TYPES, Launch, cdiv, meta, multiplies_registers, num_sms
 from .lora_config import ExpandConfig, ShrinkConfig
 
 _BLOCK = tl.constexpr(BLOCK)
@@ -403,7 +403,9 @@ def _expand_launch(
     # One compilation is enough for short tiles, because few numbers are loaded for each of their parts.
     parts = most if tiles.size == lora_config.LONG else lora_config.MOST_SPLITS[tiles.size]
     constants |= {"PARTS": parts, "WHOLE": all(size % BLOCK == 0 for size in sizes), "B": ELEMENTS[table.dtype]}
-    return Launch(_expand, grid, args, constants, config.num_warps, config.num_stages)
+    # On four warps, long tiles would spill up to 640 bytes of registers there. On an H200 four are the fastest.
+    is_spread = tiles.size == lora_config.LONG and multiplies_registers(y.device)
+    return Launch(_expand, grid, args, constants, config.num_warps * (2 if is_spread else 1), config.num_stages)
 
 
 def variants() -> Iterator[tuple[str, Launch]]:

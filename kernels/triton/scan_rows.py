@@ -10,11 +10,10 @@ import triton
 import triton.language as tl
 
 from ..layouts.state_arguments import StateBatch
-from .launch import Launch, cdiv, meta, power_of_two, shared_bytes
+from .launch import Launch, cdiv, meta, multiplies_registers, power_of_two
 
 SHORT = 8  # tokens of a row up to which it is scanned token by token: a draft and its verification
-_CELLS = 4096  # cells of a state that a program keeps in registers, on four warps
-_LARGE = 200_000  # bytes of shared memory of a GPU on which chunks have twice as many, on eight
+_CELLS = 4096  # cells of a state that a program keeps in registers; chunks twice as many where they fit
 
 
 @triton.jit
@@ -105,7 +104,12 @@ def meta_batch(rows: int) -> StateBatch:
 
 
 def row_launches(
-    kernels: tuple[Any, Any | None], batch: StateBatch, args: tuple[Any, ...], constants: Mapping[str, int], chunk: int
+    kernels: tuple[Any, Any | None],
+    batch: StateBatch,
+    args: tuple[Any, ...],
+    constants: Mapping[str, int],
+    chunk: int,
+    chunk_warps: int = 4,
 ) -> Iterator[Launch]:
     """Yield the launches of a scan: one for rows of few tokens, and one for longer rows if the batch may have some.
 
@@ -114,17 +118,20 @@ def row_launches(
             kernel computes all rows.
         args: arguments of both kernels.
         constants: constants of both kernels, with HEADS, and the DIM and SIZE of a head's state.
+        chunk: tokens of a chunk of the second kernel.
+        chunk_warps: warps of a program of the second kernel on GPUs that ``multiplies_registers``; 8 on others.
     """
     rows, heads, dim, size = len(batch.source), constants["HEADS"], constants["DIM"], constants["SIZE"]
     wide = power_of_two(size, 16)
     shorts, chunks = kernels
     constants = {**constants, "MOST": SHORT, "WIDE": wide}
 
-    def launch(kernel: Any, constants: Mapping[str, int], scale: int) -> Launch:
-        block = min(power_of_two(dim, 16), max(16, scale * _CELLS // wide))
-        return Launch(kernel, (rows, heads, cdiv(dim, block)), args, {**constants, "BLOCK": block}, 4 * scale)
+    def launch(kernel: Any, constants: Mapping[str, int], cells: int, num_warps: int) -> Launch:
+        block = min(power_of_two(dim, 16), max(16, cells // wide))
+        return Launch(kernel, (rows, heads, cdiv(dim, block)), args, {**constants, "BLOCK": block}, num_warps)
 
-    yield launch(shorts, constants, 1)
+    yield launch(shorts, constants, _CELLS, 4)
     if chunks is not None and (batch.max_query is None or batch.max_query > SHORT):
-        is_large = shared_bytes(batch.query_start.device) > _LARGE
-        yield launch(chunks, {**constants, "CHUNK": chunk}, 2 if is_large else 1)
+        is_small = multiplies_registers(batch.query_start.device)
+        cells, num_warps = (_CELLS, chunk_warps) if is_small else (2 * _CELLS, 8)
+        yield launch(chunks, {**constants, "CHUNK": chunk}, cells, num_warps)

@@ -31,6 +31,7 @@ from .scan_rows import (
 )
 
 CHUNK = 32  # tokens
+_CHUNK_WARPS = 8  # with four, programs spill registers on GPUs whose tensor cores take both operands from registers
 
 
 @triton.jit
@@ -144,7 +145,7 @@ def _launches(
         "SIZE": params.state_size,
     }
     kernels = _ssm_short, _ssm_chunks
-    return row_launches(kernels, batch, args, constants, CHUNK)
+    return row_launches(kernels, batch, args, constants, CHUNK, _CHUNK_WARPS)
 
 
 def variants() -> Iterator[tuple[str, Launch]]:

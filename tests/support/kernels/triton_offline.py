@@ -8,8 +8,11 @@ Run as a program, by a process whose environment has no ``TRITON_INTERPRET``; wr
     python tests/support/kernels/triton_offline.py --only lora     of the modules whose name begins so
     python tests/support/kernels/triton_offline.py --latent        of these, latent attention in bfloat16
     python tests/support/kernels/triton_offline.py --write-golden  also enter the results in triton_golden.json
+    python tests/support/kernels/triton_offline.py --missing       of these, what triton_golden.json has not
+    python tests/support/kernels/triton_offline.py --seconds 240   begin no further variant after so long
 
-Triton keeps what it compiled by source and options, so only what has changed takes time.
+Triton keeps what it compiled by source and options, so only what has changed takes time. An architecture takes half an
+hour or more from the beginning; with --missing, --seconds and --write-golden a run goes on where the last one ended.
 """
 
 from __future__ import annotations
@@ -17,11 +20,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import pkgutil
 import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -79,6 +84,12 @@ def first_of_each(variants: Iterator[tuple[str, Launch]]) -> Iterator[tuple[str,
             yield name, launch
 
 
+def missing(variants: Iterator[tuple[str, Launch]], architecture: int) -> Iterator[tuple[str, Launch]]:
+    """The variants whose needs on this architecture are not in the golden file."""
+    known = json.loads(GOLDEN.read_text())["needs"].get(f"sm_{architecture}", {})
+    return ((name, launch) for name, launch in variants if name not in known)
+
+
 def needs(compiled: Any, folder: Path) -> Need:
     """What a compiled kernel takes of the device."""
     (file := folder / "kernel.cubin").write_bytes(compiled.asm["cubin"])
@@ -91,17 +102,27 @@ def needs(compiled: Any, folder: Path) -> Need:
 
 
 def compile_all(
-    choose: Callable[[], Iterable[tuple[str, Launch]]], architectures: tuple[int, ...]
+    choose: Callable[[int], Iterable[tuple[str, Launch]]], architectures: tuple[int, ...], seconds: float = math.inf
 ) -> dict[str, dict[str, Need]]:
-    """The needs of every variant, by architecture and name; tiles are chosen by the shared memory of each."""
+    """The needs of every variant, by architecture and name; tiles are chosen by the shared memory of each.
+
+    Args:
+        choose: the variants of an architecture.
+        seconds: no compilation begins after so long.
+    """
+    end = time.monotonic() + seconds
     result: dict[str, dict[str, Need]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for architecture in architectures:
             triton.runtime.driver.set_active(OfflineDriver(architecture))
             launch_module.OFFLINE_SHARED = SHARED_LIMIT[architecture]
-            variants = list(choose())
+            variants = list(choose(architecture))
             assert len({name for name, _ in variants}) == len(variants), "names of variants are unique"
-            result[f"sm_{architecture}"] = {name: needs(launch.compile(), Path(folder)) for name, launch in variants}
+            found = result.setdefault(f"sm_{architecture}", {})
+            for name, launch in variants:
+                if time.monotonic() >= end:
+                    break
+                found[name] = needs(launch.compile(), Path(folder))
     return result
 
 
@@ -110,10 +131,10 @@ def _lines(found: dict[str, Need]) -> str:
     return ",\n".join(f'      "{name}": {json.dumps(need)}' for name, need in sorted(found.items()))
 
 
-def write_golden(result: dict[str, dict[str, Need]], only: str) -> None:
-    """Enter the results, in place of all there were of their architectures, or of those of the same names."""
+def write_golden(result: dict[str, dict[str, Need]], *, whole: bool) -> None:
+    """Enter the results, in place of those of the same names, or, of ``whole`` architectures, of all there were."""
     kept = json.loads(GOLDEN.read_text())["needs"]
-    entered = {arch: {**(kept.get(arch, {}) if only else {}), **found} for arch, found in result.items()}
+    entered = {arch: {**({} if whole else kept.get(arch, {})), **found} for arch, found in result.items()}
     needs = {f"sm_{arch}": {**kept, **entered}.get(f"sm_{arch}", {}) for arch in ARCHITECTURES}
     body = ",\n".join(f'    "{arch}": {{\n{_lines(found)}\n    }}' for arch, found in needs.items())
     GOLDEN.write_text(f'{{\n  "triton": "{triton.__version__}",\n  "needs": {{\n{body}\n  }}\n}}\n')
@@ -126,15 +147,19 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--latent", action="store_true")
     parser.add_argument("--write-golden", action="store_true")
+    parser.add_argument("--missing", action="store_true")
+    parser.add_argument("--seconds", type=float, default=math.inf)
     options = parser.parse_args()
 
-    def choose() -> Iterator[tuple[str, Launch]]:
+    def choose(architecture: int) -> Iterator[tuple[str, Launch]]:
         variants = (each for each in all_variants(options.only) if "bf16-latent" in each[0] or not options.latent)
-        return first_of_each(variants) if options.few else variants
+        chosen = first_of_each(variants) if options.few else variants
+        return missing(chosen, architecture) if options.missing else chosen
 
-    result = compile_all(choose, tuple(options.architectures))
+    result = compile_all(choose, tuple(options.architectures), options.seconds)
     if options.write_golden:
-        write_golden(result, options.only)
+        partial = options.only or options.few or options.latent or options.missing or options.seconds < math.inf
+        write_golden(result, whole=not partial)
     json.dump({"triton": triton.__version__, "needs": result}, sys.stdout)
 
 
