@@ -17,6 +17,7 @@ import torch
 
 from benchmarks.gpu import (
     adapter_files,
+    checkpoint_files,
     engine_runs,
     expert_times,
     kernel_times,
@@ -82,6 +83,8 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "seconds", lambda *_: 1e-3)
     monkeypatch.setattr(engine_runs, "engine", made_up)
     monkeypatch.setattr(adapter_files, "write_adapter", lambda folder, *_, **__: folder)
+    for name in ("write_mtp_model", "write_draft_head"):
+        monkeypatch.setattr(checkpoint_files, name, lambda folder, *_: folder)
     monkeypatch.setattr(run.ceilings, "measure", lambda _: CEILINGS)
     monkeypatch.setattr(sampling_times, "steps", lambda *_: iter(()))
     # Names do not depend on the sizes, which would be made on the host.
