@@ -15,16 +15,13 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
 import torch
 
 from benchmarks.gpu.measure import Line, Machine
-
-if TYPE_CHECKING:
-    from benchmarks.gpu.engine_runs import Shape
 
 NEEDS = ("aiohttp", "msgpack", "numpy", "orjson", "psutil", "safetensors", "tokenizers", "uvloop")
 RANK = 16
@@ -54,6 +51,7 @@ def run(machine: Machine) -> Iterator[Line]:
         yield Line("server", "server", 0.0, "ms", note=f"left out: no {', '.join(missing)} here")
         return
     from benchmarks.gpu.adapter_files import write_adapter
+    from benchmarks.gpu.checkpoint_files import write_model
     from benchmarks.gpu.engine_runs import LLAMA_1B, TINY
     from benchmarks.serve.server import Server
 
@@ -66,43 +64,20 @@ def run(machine: Machine) -> Iterator[Line]:
         ]
         words = [sys.executable, "-m", "rootgraft", "serve", str(folder), "--port", "{port}", "--enable-lora"]
         words += ["--max-loras", str(load.slots), "--device", machine.device.type, "--lora-modules", *adapters]
-        with Server(" ".join(words)).running() as (url, _):
-            wait_for(url)
-            yield from levels(url, load)
-            yield from churn(url, load, machine)
+        if not machine.tiny:
+            torch.cuda.empty_cache()  # what made the weights is the server's now
+        server = Server(" ".join(words))
+        with server.running() as (url, process):
+            try:
+                wait_for(url, process)
+                yield from levels(url, load)
+                yield from churn(url, load, machine)
+            except Exception as error:
+                error.add_note(f"The server's last lines:\n{server.log_tail()}")
+                raise
 
 
-def write_model(folder: Path, shape: Shape, machine: Machine) -> Path:
-    """Write a model of random weights with a tokenizer of bytes. Returns its folder."""
-    from safetensors.torch import save_file
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    folder.mkdir()
-    shape.write(folder)
-    texts = sorted(pre_tokenizers.ByteLevel.alphabet())
-    texts += [f"<{number}>" for number in range(len(texts), shape.vocab)]
-    tokenizer = Tokenizer(models.BPE(vocab={text: number for number, text in enumerate(texts)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    save_file(_weights(shape, machine), folder / "model.safetensors")
-    return folder
-
-
-def _weights(shape: Shape, machine: Machine) -> dict[str, torch.Tensor]:
-    matrices = {"model.embed_tokens": (shape.hidden, shape.vocab), "lm_head": (shape.hidden, shape.vocab)}
-    norms = ["model.norm"]
-    for layer in range(shape.layers):
-        matrices |= {f"model.layers.{layer}.{module}": sizes for module, sizes in shape.projections.items()}
-        norms += [f"model.layers.{layer}.{name}" for name in ("input_layernorm", "post_attention_layernorm")]
-    found = {
-        f"{module}.weight": (machine.randn(outputs, inputs) * inputs**-0.5).cpu()
-        for module, (inputs, outputs) in matrices.items()
-    }
-    return found | {f"{name}.weight": torch.ones(shape.hidden, dtype=machine.dtype) for name in norms}
-
-
-def wait_for(url: str) -> None:
+def wait_for(url: str, process: subprocess.Popen[bytes] | None) -> None:
     """Wait until the server is ready: it tells its models while it still loads them.
 
     Raises:
@@ -112,6 +87,8 @@ def wait_for(url: str) -> None:
 
     end = time.monotonic() + START_SECONDS
     while time.monotonic() < end:
+        if process is not None and process.poll() is not None:
+            raise RemoteError("not reachable", f"the server ended with code {process.returncode}")
         try:
             with urlopen(f"{url.removesuffix('/v1')}/ready", timeout=5):
                 return

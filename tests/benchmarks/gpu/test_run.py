@@ -23,8 +23,7 @@ from benchmarks.gpu.measure import Line, Machine
 from rootgraft.kernels.triton import launch
 
 ROOT = Path(__file__).parents[3]
-# The part with the server, which starts seven processes, is rehearsed by hand: see test_server_times.py.
-PARTS = run.PARTS.keys() - {"server"}
+PARTS = run.PARTS.keys() - {"server"}  # see test_server_times.py
 CPU = Machine(torch.device("cpu"), torch.float32, tiny=True)
 
 
@@ -147,6 +146,33 @@ def test_a_part_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE
     results.take(file)
     assert content(out)[0] == ["before it hung"]
+
+
+OWN_SESSION = """#!/bin/sh
+setsid sh -c 'sleep 1000 & echo $! > "$0"; wait' "$(dirname "$0")/left-behind" &
+while [ ! -s "$(dirname "$0")/left-behind" ]; do :; done
+kill -9 $$
+"""
+ADOPTING = """
+import sys
+from pathlib import Path
+from benchmarks.gpu import run
+run.adopt_orphans()
+folder = Path(sys.argv[1])
+run.sys.executable = str(folder / "python")
+print(run.start("lora", True, folder / "part.json", 60))
+"""
+
+
+def test_a_part_that_dies_takes_processes_of_other_sessions_with_it(tmp_path: Path) -> None:
+    """As those of a server, of which only the first hears that the part has ended, and takes its time to end others."""
+    script = tmp_path / "python"
+    script.write_text(OWN_SESSION)
+    script.chmod(0o755)
+    command = [sys.executable, "-c", ADOPTING, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.stdout == "-9\n", done.stderr
+    assert not psutil.pid_exists(int((tmp_path / "left-behind").read_text()))
 
 
 def test_a_process_that_dies_while_it_writes_leaves_what_it_had(tmp_path: Path) -> None:
