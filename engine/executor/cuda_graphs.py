@@ -11,11 +11,13 @@ All graphs share the input and result buffers. There are these kinds of graphs:
               for an adapter's own embedding in place of the model's
     all       like adapted, with launches for adapters of experts and heads too; only for a model that has these
 
-Steps with an adapter that has its own norms run without a graph.
+Steps with an adapter that has its own norms run without a graph. So do all steps of a model in which an op makes the
+host wait for the device, as plain torch does in a few ops for which a model's sizes fit no kernel.
 """
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,10 +28,11 @@ from torch import Tensor
 
 from ...kernels.layouts.staging import to_device
 from ...kernels.ops import shares_prefixes
-from ...kernels.pass_graphs import Capture, capture_for
+from ...kernels.pass_graphs import Capture, capture_for, host_wait
 from ...lora.own.own_weights import OwnStep
 from ...lora.own.static_own_rows import StaticOwnRows
 from ..config import EngineConfig
+from ..error_stream import write_line
 from ..models.decoder import DecoderModel
 from ..models.draft_head import DraftHead
 from ..models.kv_pool import KvPool
@@ -73,6 +76,11 @@ def sizes_up_to(most: int) -> list[int]:
         step = max((step for begin, step in _STEPS.items() if last >= begin), default=last)
         sizes.append(last + step)
     return sizes
+
+
+def padded_tokens(max_tokens: int) -> int:
+    """Return the tokens of the largest pass of steps of up to ``max_tokens``; a captured one may have more."""
+    return max(max_tokens, sizes_up_to(min(max_tokens, MOST_TOKENS))[-1])
 
 
 class CudaGraphs:
@@ -135,6 +143,12 @@ class CudaGraphs:
             and (self._inputs.bank or not is_adapted)
             and (self._products or not adapts_products)
         ]
+
+    @torch.inference_mode()
+    def host_wait(self) -> str | None:
+        """Return the name of an op of a pass for which the host waits, so that it cannot be captured; None for none."""
+        smallest = {variant[1:]: variant for variant in self.variants}.values()
+        return next(filter(None, (host_wait(self._pass(variant)) for variant in smallest)), None)
 
     @torch.inference_mode()
     def capture(self, variants: Sequence[Variant]) -> None:
@@ -212,10 +226,10 @@ def graphs_for(config: EngineConfig, model: Model, kv: KvPool, inputs: InputBuil
     """Return graphs, none captured yet; None if model or kernels cannot be captured or ``enforce_eager`` is set."""
     latent = model.config.latent
     value_dim = None if latent is None else latent.kv_rank
-    capture = None if config.enforce_eager else capture_for(kv.caches[0].k[0], value_dim)
+    capture = None if config.enforce_eager else capture_for(kv.attended, model.dtype, value_dim)
     if capture is None or not isinstance(model, DecoderModel | DraftHead):
         return None
-    return CudaGraphs(
+    graphs = CudaGraphs(
         model,
         kv,
         inputs,
@@ -224,3 +238,11 @@ def graphs_for(config: EngineConfig, model: Model, kv: KvPool, inputs: InputBuil
         max_tokens=config.most_tokens,
         max_rank=config.max_lora_rank,
     )
+    if model.device.type != "cpu" and (op := graphs.host_wait()) is not None:
+        _say_once(f"Steps are not captured on this GPU: no kernel fits the model's sizes in one op ({op})")
+        return None
+    return graphs
+
+
+# The memory of steps is measured with graphs of their own.
+_say_once = functools.cache(write_line)

@@ -115,6 +115,7 @@ class KvPool:
         # Pools are filled with zeros first: attention multiplies the V of masked positions by 0, and 0 * NaN is NaN.
         pools = ([zeros(size, dtype, device) for _ in range(count)] for size in sizes)
         self.caches = tuple(PagedCaches(k, *v) for k, *v in pools)
+        self._num_shapes = len(self.caches)
         stored: dict[int | None, LayerStates] = {}
         index_keys: dict[int, LayerStates] = {}
         for layers, caches in zip(by_shape.values(), self.caches, strict=True):
@@ -147,6 +148,11 @@ class KvPool:
         self.state_bytes = 0 if states is None else states.state_bytes
         self._device = device
         self._stream: torch.cuda.Stream | None = None  # the stream on which pages of a GPU are read
+
+    @property
+    def attended(self) -> list[Tensor]:
+        """A layer's keys for each shape of K and V, without index keys."""
+        return [each.k[0] for each in self.caches[: self._num_shapes]]
 
     @property
     def form(self) -> str:

@@ -338,8 +338,8 @@ def test_what_else_is_chosen_for_a_device() -> None:
     table[:, -1] += np.arange(rows, dtype=np.int32)  # each row's own page
     arguments = (table, np.ones(rows, np.int32), np.full(rows, pages * PAGE + 1, np.int32), PAGE)
     with posing_gpu(), mock.patch.object(graph_capture, "Capture") as capture:
-        assert pass_graphs.capture_for(cache) is capture.return_value
-        assert pass_graphs.capture_for(caches(FP32)[0]) is None, "an op of plain torch reads back"
+        assert pass_graphs.capture_for([cache], cache.dtype) is capture.return_value
+        assert pass_graphs.capture_for([caches(FP32)[0]], FP32) is None, "an op of plain torch reads back"
         assert ops.find_shared_prefixes(*arguments, GPU) is not None
         assert ops.find_shared_prefixes(*arguments, torch.device("cpu")) is None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from support.kernels.fake_streams import FakeStream, fake_streams
 
 from rootgraft.kernels import backend, pass_graphs
+from rootgraft.kernels.layouts import kv_forms
 from rootgraft.kernels.triton import graph_capture, launch
 from rootgraft.kernels.triton.graph_branch import start_beside
 from rootgraft.kernels.triton.product_choice import is_measuring
@@ -19,7 +21,7 @@ from rootgraft.kernels.triton.product_choice import is_measuring
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     log: list[str] = []
-    made = iter([FakeStream(log, "side"), FakeStream(log, "branch")])
+    made = itertools.cycle([FakeStream(log, "side"), FakeStream(log, "branch")])
 
     class Graph:
         def replay(self) -> None:
@@ -60,12 +62,17 @@ def test_a_pass_is_run_then_captured_then_replayed(log: list[str]) -> None:
 
 
 def test_only_what_reads_nothing_back_is_captured(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = torch.zeros(4, 1, 16, 32, dtype=torch.bfloat16)
-    assert pass_graphs.capture_for(cache) is None, "a CPU captures nothing"
+    cache, dtype = torch.zeros(4, 1, 16, 32, dtype=torch.bfloat16), torch.bfloat16
+    assert pass_graphs.capture_for([cache], dtype) is None, "a CPU captures nothing"
     monkeypatch.setattr(launch, "DEVICE_TYPES", {"cuda", "cpu"})
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True))
-    assert isinstance(pass_graphs.capture_for(cache), graph_capture.Capture)
-    assert pass_graphs.capture_for(cache.float()) is None, "fp32 runs in plain torch"
-    assert pass_graphs.capture_for(torch.zeros(4, 1, 16, 24, dtype=torch.bfloat16)) is None, "heads of 24 too"
+    assert isinstance(pass_graphs.capture_for([cache], dtype), graph_capture.Capture)
+    for rows in kv_forms.ROW_DTYPES:
+        of_bytes = torch.zeros(4, 1, 16, 36, dtype=torch.int8).view(rows)
+        assert isinstance(pass_graphs.capture_for([of_bytes], dtype), graph_capture.Capture), "KV of 8 bits"
+    assert pass_graphs.capture_for([cache.float()], torch.float32) is None, "fp32 runs in plain torch"
+    odd, large = (torch.zeros(4, 1, 16, dim, dtype=dtype) for dim in (24, 512))
+    assert pass_graphs.capture_for([odd], dtype) is None, "heads of 24 too"
+    assert pass_graphs.capture_for([cache, large], dtype) is None, "and larger heads in some layers"
     monkeypatch.setattr(backend.LIBRARY, "enabled", False)
-    assert pass_graphs.capture_for(cache) is None
+    assert pass_graphs.capture_for([cache], dtype) is None
