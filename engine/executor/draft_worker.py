@@ -23,6 +23,7 @@ from ..models.hidden_pool import HiddenPool
 from ..models.kv_pool import KvPool
 from ..models.model import Model
 from ..speculation.model_drafter import most_tokens
+from .cuda_graphs import padded_tokens
 from .draft_weights import DraftModel
 from .gpu_memory import StepMemory, measure_steps, single_row
 from .head_inputs import HeadInputs
@@ -99,7 +100,7 @@ def measure_draft(config: EngineConfig, draft: DraftModel, vocab_size: int) -> S
     config, model = draft_steps(config), draft.model
     if isinstance(model, DraftHead):
         like = torch.empty(0, model.config.hidden_size, dtype=model.dtype, device=model.device)
-        model.states.reserve(config.most_tokens, like)
+        model.states.reserve(padded_tokens(config.most_tokens), like)
     return measure_steps(model, config, None, head=head_of(model, vocab_size), vocab_size=vocab_size)
 
 
@@ -133,7 +134,7 @@ class DraftWorker:
         kv = KvPool(model.config, num_pages, config.block_size, model.dtype, model.device)
         self._head: HeadInputs | None = None
         if isinstance(model, DraftHead) and hidden is not None:
-            model.states.reserve(config.most_tokens, hidden.cells)
+            model.states.reserve(padded_tokens(config.most_tokens), hidden.cells)
             self._head = HeadInputs(model.states, hidden, config.most_seqs, config.block_size)
         head = head_of(model, vocab_size)
         self._runner = make_runner(

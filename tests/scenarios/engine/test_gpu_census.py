@@ -9,6 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,13 +23,19 @@ from support.models.lora_models import LINEARS, VOCAB, base, make_adapter
 from support.speculation.eagle_heads import save_head
 
 from rootgraft.engine.batch import Batch, Masks, PageCopy, Row, RowStart
+from rootgraft.engine.checkpoint.read_config import open_checkpoint
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.executor import cuda_graphs, load_weights
+from rootgraft.engine.executor.draft_worker import measure_draft
+from rootgraft.engine.executor.gpu_memory import measure_steps
 from rootgraft.engine.executor.worker import Worker
 from rootgraft.engine.loading.base_layout import base_layout
 from rootgraft.engine.models.draft_head import DraftHead
 from rootgraft.engine.types import SamplingParams
+from rootgraft.kernels.collectives import ALONE
+from rootgraft.kernels.pass_graphs import host_wait
 from rootgraft.kernels.triton.graph_branch import branching
+from rootgraft.lora.prepare_factors import NORM_BYTES
 from rootgraft.lora.read_adapter import AdapterReader
 
 LAYERS, ROWS, PAGE = 2, 4, 16
@@ -66,17 +73,22 @@ class World:
         )  # fmt: skip
 
         def capture(forward: Callable[[], None]) -> Callable[[], None]:
+            assert host_wait(forward) is None, "a capture would fail"
+
             def replay() -> None:
                 self.num_replays += 1
                 forward()
 
             return replay
 
+        path, self.config = folder / "native_llama", config
         with (
             mock.patch.object(load_weights, "choose_device", lambda _: GPU),
             mock.patch.object(cuda_graphs, "capture_for", lambda *_: capture),
         ):
-            self.worker = Worker(config, folder / "native_llama")
+            weights = load_weights.load_weights(config, open_checkpoint(path), path, GPU, ALONE)
+            self.worker = Worker(config, path, weights=weights)
+        self.draft = weights.draft
         self.worker.overlaps = True
         assert self.worker.adapters is not None
         layout = base_layout(self.worker.model, folder / "native_llama", dummy=False)
@@ -185,3 +197,28 @@ def test_a_head_that_drafts(folder: Path, tmp_path: Path) -> None:
         found = Counter(launched)
         # The activation of so narrow an MLP is left to torch.
         assert found.pop("_rms_norm") and found == {"_rope_store_kv": 1, "decode": 1} | DRAW
+
+
+def test_the_memory_of_all_steps_is_measured(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model with adapters and of the head that drafts for it: every pass and draw that a GPU's start runs."""
+    told: dict[str, Any] = {"memory_reserved": 0, "max_memory_reserved": 1 << 20, "mem_get_info": (1 << 30, 1 << 31)}
+    for name in ("empty_cache", "reset_peak_memory_stats", "synchronize", *told):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: told.get(name))
+    with reading_zeros() as launched:
+        world = World(folder, launched, eager=False, head=save_head(tmp_path / "head", folder / "native_llama"))
+        config = replace(world.config, num_gpu_blocks_override=None)
+        draft, adapters = world.draft, world.worker.adapters
+        assert draft is not None and adapters is not None
+        captured: list[bool] = []
+
+        def capture(forward: Callable[[], None]) -> Callable[[], None]:
+            captured.append(host_wait(forward) is None)
+            return forward
+
+        monkeypatch.setattr(cuda_graphs, "capture_for", lambda *_: capture)
+        launched.clear()
+        steps = measure_steps(world.worker.model, config, adapters.bank, hidden=draft.hidden_pool)
+        assert steps is not None and steps.activations == (1 << 20) + NORM_BYTES
+        assert set(launched) >= {"extend", "_shrink", "_draw", "_mask"} and captured == [True] * 4
+        assert measure_draft(config, draft, world.worker.vocab_size) is not None
+        assert captured == [True] * 8, "the two largest passes and draws of each"
