@@ -103,7 +103,7 @@ def _layer(prefix: str, shape: Shape, machine: Machine) -> dict[str, Tensor]:
 
 
 def _matrix(inputs: int, outputs: int, machine: Machine) -> Tensor:
-    return (machine.randn(outputs, inputs) * inputs**-0.5).cpu()
+    return machine.randn(outputs, inputs).mul_(float(inputs) ** -0.5).cpu()
 
 
 def _norm(shape: Shape, machine: Machine) -> Tensor:
