@@ -148,7 +148,10 @@ class CudaGraphs:
     def host_wait(self) -> str | None:
         """Return the name of an op of a pass for which the host waits, so that it cannot be captured; None for none."""
         smallest = {variant[1:]: variant for variant in self.variants}.values()
-        return next(filter(None, (host_wait(self._pass(variant)) for variant in smallest)), None)
+        found = next(filter(None, (host_wait(self._pass(variant)) for variant in smallest)), None)
+        if self._kv.hidden is not None:
+            self._kv.hidden.take_seen()  # of a pass that was broken off
+        return found
 
     @torch.inference_mode()
     def capture(self, variants: Sequence[Variant]) -> None:

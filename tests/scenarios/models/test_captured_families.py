@@ -22,6 +22,7 @@ from rootgraft.engine.executor import cuda_graphs
 from rootgraft.engine.executor.cuda_graphs import CudaGraphs, graphs_for
 from rootgraft.engine.executor.input_builder import InputBuilder
 from rootgraft.engine.loading.load_model import load_model
+from rootgraft.engine.models.hidden_pool import FusedLayers, HiddenPool
 from rootgraft.engine.models.kv_pool import KvPool
 from rootgraft.engine.models.state_pool import StatePool
 from rootgraft.kernels.layouts import kv_forms
@@ -64,7 +65,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def graphs_of(
-    name: str, folder: Path, changes: dict[str, Any], kv_dtype: torch.dtype = torch.bfloat16
+    name: str,
+    folder: Path,
+    changes: dict[str, Any],
+    kv_dtype: torch.dtype = torch.bfloat16,
+    hidden: HiddenPool | None = None,
 ) -> CudaGraphs | None:
     """The graphs of a family's model with these fields, none captured yet."""
     written = json.loads((save(name, folder) / "config.json").read_text())
@@ -72,7 +77,7 @@ def graphs_of(
     (folder / "config.json").write_text(json.dumps({**written, **changed}))
     model = load_model(folder, dtype=torch.bfloat16, device=GPU, dummy=True)
     states = StatePool(model.config, 3, model.dtype, GPU) if model.config.has_states else None
-    kv = KvPool(model.config, 8, 16, kv_dtype, GPU, states)
+    kv = KvPool(model.config, 8, 16, kv_dtype, GPU, states, hidden)
     inputs = InputBuilder(2, 64, 16, GPU, None, model.long_offset, model.config.has_states)
     config = EngineConfig(dtype="bfloat16", max_num_seqs=2, max_num_batched_tokens=4, block_size=16)
     return graphs_for(config, model, kv, inputs)
@@ -101,6 +106,10 @@ def test_larger_heads_in_some_layers_are_looked_at_too(tmp_path: Path) -> None:
 
 def test_a_pass_in_which_the_host_waits_is_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Once said, whoever asks for graphs: the memory of steps is measured with graphs of their own."""
-    assert [graphs_of("mixtral", tmp_path, {**SIZES, "intermediate_size": 72}) for _ in range(2)] == [None, None]
+    head: Any = None  # which no pass reaches
+    hidden = HiddenPool(8, 16, 96, torch.bfloat16, GPU, FusedLayers((0,), head))
+    odd = {**SIZES, "intermediate_size": 72}
+    assert [graphs_of("mixtral", tmp_path, odd, hidden=hidden) for _ in range(2)] == [None, None]
+    assert hidden.take_seen() == (), "what a draft head reads of a pass that was broken off"
     [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("Steps")]
     assert line.startswith("Steps are not captured on this GPU") and "unique" in line
