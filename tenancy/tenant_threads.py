@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncio import wrap_future
+from asyncio import CancelledError, wrap_future
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
@@ -45,15 +45,30 @@ class TenantThreads:
         turn.granted.add_done_callback(lambda _: call_on(self._threads, call, result))
         return result
 
-    async def call(self, tenant: str, call: Callable[[], T]) -> T:
+    async def call(self, tenant: str, call: Callable[[], T], discard: Callable[[T], object] | None = None) -> T:
         """Make a call as ``submit`` does, with the context variables of this task, and return its result.
+
+        Args:
+            discard: called with the result if this task was cancelled while the call ran, on whichever thread. A call
+                that opens something needs it, as nobody else gets the result.
 
         Raises:
             ShareFull: the tenant already has as many waiting calls as it may have.
             NoThread: no thread can be started for the call.
         """
-        return await wrap_future(self.submit(tenant, partial(copy_context().run, call)))
+        result = self.submit(tenant, partial(copy_context().run, call))
+        try:
+            return await wrap_future(result)
+        except CancelledError:
+            if discard is not None:
+                result.add_done_callback(partial(_discard, discard))
+            raise
 
     def shutdown(self) -> None:
         """Wait for the calls that run; those that wait are never made."""
         self._threads.shutdown(wait=True, cancel_futures=True)
+
+
+def _discard(discard: Callable[[T], object], result: Future[T]) -> None:
+    if not result.cancelled() and result.exception() is None:
+        discard(result.result())

@@ -182,13 +182,17 @@ class BatchOutput:
         self.done.add(custom_id)
         self.failed += status != 200
 
+    def close(self) -> None:
+        """Close the file. Must be called once."""
+        os.close(self._file)
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        os.close(self._file)
+        self.close()
 
 
 def answer_line(request: BatchRequest, response: BatchResponse) -> bytes:

@@ -115,12 +115,12 @@ class BatchService:
         self._turns = OwnerTurns(MAX_AT_ONCE)
         self._threads = TenantThreads(MAX_FILE_CALLS, "batch-files")
 
-    async def on_thread(self, owner: str, call: Callable[[], T]) -> T:
+    async def on_thread(self, owner: str, call: Callable[[], T], discard: Callable[[T], object] | None = None) -> T:
         """Run a call on files of the owner on another thread.
 
-        Returns its result, or raises its exception or NoThread.
+        Returns its result, or raises its exception or NoThread. ``discard`` is as in ``TenantThreads.call``.
         """
-        return await self._threads.call(owner, call)
+        return await self._threads.call(owner, call, discard)
 
     def resume(self, client: InternalClient) -> None:
         """Resume all unfinished batches; ``client`` sends their requests. Must be called once the server is ready."""
@@ -269,7 +269,7 @@ class BatchService:
         async def answer() -> None:
             async with self._turns.hold(record.owner):
                 opened = partial(BatchOutput, self.records.answers_path(record))
-                with await self.on_thread(record.owner, opened) as output:
+                with await self.on_thread(record.owner, opened, BatchOutput.close) as output:
                     self._room.hold(record, output.size)
                     remaining = (request for request in read_requests(path) if request.custom_id not in output.done)
                     # A thread reads the next request, because many answered requests may precede it, and a line may be

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
@@ -63,3 +64,32 @@ def test_calls_that_wait_at_the_end_are_never_made(gate: threading.Event) -> Non
     gate.set()
     closing.join(HANG_SECONDS)
     assert running.done() and isinstance(waiting.exception(HANG_SECONDS), NoThread) and not closing.is_alive()
+
+
+async def test_what_a_cancelled_call_has_opened_is_closed(threads: TenantThreads, gate: threading.Event) -> None:
+    """Also if it ends long after; a call that failed or was not made has opened nothing."""
+    begun, discarded = threading.Event(), list[int]()
+
+    def open_slowly() -> int:
+        begun.set()
+        gate.wait()
+        return 7
+
+    def fail_slowly() -> int:
+        gate.wait()
+        raise LookupError("no")
+
+    running = asyncio.ensure_future(threads.call("a", open_slowly, discarded.append))
+    failing = asyncio.ensure_future(threads.call("a", fail_slowly, discarded.append))
+    waiting = asyncio.ensure_future(threads.call("a", lambda: 9, discarded.append))
+    while not begun.is_set() or threads.slots.num_held < 2:
+        await asyncio.sleep(0)
+    for task in (running, failing, waiting):
+        task.cancel()
+    ends = await asyncio.gather(running, failing, waiting, return_exceptions=True)
+    assert all(isinstance(end, asyncio.CancelledError) for end in ends)
+    assert discarded == []
+    gate.set()
+    assert await threads.call("a", lambda: 5, discarded.append) == 5
+    threads.shutdown()
+    assert discarded == [7]

@@ -273,6 +273,33 @@ def test_a_batch_that_is_cancelled_keeps_what_is_answered(
     assert client.files.delete(batch.input_file_id).deleted
 
 
+def test_a_batch_that_is_cancelled_while_its_answers_are_opened_keeps_no_file_open(
+    live: Live, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening, gate = threading.Event(), threading.Event()
+    opened, closed = list[BatchOutput](), list[BatchOutput]()
+
+    class Slow(BatchOutput):
+        def __init__(self, path: Path) -> None:
+            super().__init__(path)
+            opened.append(self)
+            opening.set()
+            gate.wait(HANG_SECONDS)
+
+        def close(self) -> None:
+            super().close()
+            closed.append(self)
+
+    monkeypatch.setattr(desk_module, "BatchOutput", Slow)
+    batch = begin(client, *map(line, range(4)))
+    assert opening.wait(HANG_SECONDS)
+    client.batches.cancel(batch.id)
+    gate.set()
+    assert ended(client, batch).status == "cancelled"
+    wait_until(lambda: len(closed) == len(opened))
+    assert len(opened) == 2 and set(closed) == set(opened), "one is opened again to count the answers"
+
+
 def test_a_crash_while_a_cancelled_batch_ends_leaves_no_second_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
