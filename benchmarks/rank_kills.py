@@ -1,11 +1,14 @@
 """Kill or stop a rank of a model on two devices, at any point: every request ends, and no process is left.
 
-    python -m benchmarks.rank_kills [--kills 200] [--seed 1] [--output FILE.json]
+    python -m benchmarks.rank_kills [--kills 200] [--seed 1] [--seconds 280] [--at-once 1] [--output FILE.json]
 
 Each time a server of two ranks starts, over gloo, with random weights. A rank, a signal (SIGKILL or SIGSTOP) and a
 moment are drawn: while the ranks start, or while four streams run. Told are the seconds from the signal until all
 processes of the server have ended, and how many strikes took more than 5 seconds, or for a stopped rank 5 seconds more
 than the silence after which it counts as hanging. Exit code 1 if a process is left or a stream has not ended.
+
+With ``--at-once`` so many servers are struck at a time, which load the machine for each other: most of a run is the
+start of its server. Each run tells the machine's load, and is drawn from the seed and its own number.
 
 While ranks import their libraries, they wait longer for one that is stopped (``START_PERIODS``), and the run says so.
 """
@@ -14,12 +17,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +60,9 @@ SHAPE = {
 }
 
 
-def strike(folder: Path, draw: random.Random) -> dict[str, Any]:
+def strike(folder: Path, seed: str) -> dict[str, Any]:
     """Start a server, strike one of its ranks, and return what was seen."""
+    draw = random.Random(seed)
     rank, name = draw.randrange(2), draw.choice(("SIGKILL", "SIGSTOP"))
     is_starting, moment = draw.random() < 0.3, draw.random()
     port = free_port()
@@ -80,7 +87,14 @@ def strike(folder: Path, draw: random.Random) -> dict[str, Any]:
             seen = fall(server, (engine, follower)[rank], signal.Signals[name], streams, is_ready)
         finally:
             server.kill()
-    return {"rank": rank, "signal": name, "moment": "start" if is_starting else "streams", "ready": is_ready} | seen
+    return (
+        {"rank": rank, "signal": name, "moment": "start" if is_starting else "streams", "ready": is_ready}
+        | {
+            "seed": seed,
+            "load": round(os.getloadavg()[0], 1),
+        }
+        | seen
+    )
 
 
 def ranks_of(server: subprocess.Popen[bytes]) -> tuple[psutil.Process, psutil.Process]:
@@ -129,23 +143,35 @@ def fall(
     }
 
 
+def strike_in_turn(folder: Path, seeds: Iterator[str], until: float, runs: list[dict[str, Any]]) -> None:
+    """Strike servers one after another until the seeds or the time are used up; append to ``runs`` and print."""
+    while time.monotonic() < until and (seed := next(seeds, None)) is not None:
+        runs.append(strike(folder, seed))
+        print(json.dumps(runs[-1]), flush=True)
+
+
 def main() -> int:
     """Strike, print, write the file if one is named. 1 if a bound is missed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no strike after so many")
+    parser.add_argument("--at-once", type=int, default=1)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    draw, runs = random.Random(options.seed), []
-    with tempfile.TemporaryDirectory() as folder:
+    runs: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.at_once) as pool:
         (Path(folder) / "config.json").write_text(json.dumps(SHAPE))
-        for _ in range(options.kills):
-            runs.append(strike(Path(folder), draw))
-            print(json.dumps(runs[-1]), flush=True)
+        until = time.monotonic() + options.seconds
+        seeds = iter([f"{options.seed}-{number}" for number in range(options.kills)])
+        lanes = [pool.submit(strike_in_turn, Path(folder), seeds, until, runs) for _ in range(options.at_once)]
+        for lane in lanes:
+            lane.result()
     failed = [run for run in runs if run["left"] or not run["streams_ended"]]
     late = [run for run in runs if run["all_gone_seconds"] > run["limit_seconds"]]
     document = {
-        "command": f"python -m benchmarks.rank_kills --kills {options.kills} --seed {options.seed}",
+        "command": f"python -m benchmarks.rank_kills --kills {options.kills} --seed {options.seed} "
+        f"--at-once {options.at_once}",
         "machine": machine(),
         "failed": len(failed),
         "late": len(late),
