@@ -143,7 +143,7 @@ def test_what_cannot_be_paused(pair: tuple[LLM, LLM], tmp_path: Path) -> None:
     llm, file = pair[0], tmp_path / "session"
     for params in (SamplingParams(n=2, max_tokens=5), SamplingParams(logprobs=1, max_tokens=5)):
         running = llm.begin(PROMPT, params)
-        with pytest.raises(RequestError, match="one answer and no logprobs"):
+        with pytest.raises(RequestError, match="one answer, no logprobs"):
             llm.save_session(running, file)
         llm.abort(running)
     running = llm.begin(PROMPT, SamplingParams(max_tokens=2))

@@ -37,14 +37,14 @@ SEEDS = range(40)
 
 
 @dataclass(frozen=True)
-class Ask:
+class MixedAsk:
     """A prompt in tokens and what is asked of it."""
 
     prompt: list[int]
     params: SamplingParams
 
 
-def draw_ask(rng: random.Random, vocab: int, stems: list[list[int]]) -> Ask:
+def draw_ask(rng: random.Random, vocab: int, stems: list[list[int]]) -> MixedAsk:
     """Draw prompts of few lengths, most of them at the ends of pages, and options of all kinds beside each other."""
     length = rng.choice((1, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE, 3 * PAGE + 1, rng.randint(2, 60)))
     prompt = [*rng.choice(stems)[:length]]
@@ -82,10 +82,10 @@ def draw_ask(rng: random.Random, vocab: int, stems: list[list[int]]) -> Ask:
     fields["ignore_eos"] = rng.random() < 0.3
     fields["include_stop_str_in_output"] = rng.random() < 0.3
     fields["skip_special_tokens"] = rng.random() < 0.7
-    return Ask(prompt, SamplingParams(**fields))
+    return MixedAsk(prompt, SamplingParams(**fields))
 
 
-class Oracle:
+class OptionOracle:
     """Says what is wrong with an answer."""
 
     def __init__(self, llm: LLM) -> None:
@@ -93,7 +93,7 @@ class Oracle:
         self._tokenizer = llm.tokenizer
         self.num_tokens = 0
 
-    def check(self, ask: Ask, output: RequestOutput) -> None:
+    def check(self, ask: MixedAsk, output: RequestOutput) -> None:
         """Check all answers to a prompt."""
         assert output.finished and len(output.outputs) == ask.params.n
         for index, answer in enumerate(output.outputs):
@@ -116,7 +116,7 @@ class Oracle:
         with torch.inference_mode():
             return self._model(torch.tensor([tokens])).logits[0].float().numpy()
 
-    def _end_token(self, ask: Ask, answer: CompletionOutput, completion: int) -> list[int]:
+    def _end_token(self, ask: MixedAsk, answer: CompletionOutput, completion: int) -> list[int]:
         if completion == len(answer.token_ids):
             return []
         assert completion == len(answer.token_ids) + 1 and answer.finish_reason == "stop"
@@ -125,7 +125,7 @@ class Oracle:
     def _ends(self, params: SamplingParams) -> set[int]:
         return {*(params.stop_token_ids or ()), *(() if params.ignore_eos else (EOS,))}
 
-    def _check_token(self, ask: Ask, index: int, before: list[int], token: int, logits: np.ndarray) -> None:
+    def _check_token(self, ask: MixedAsk, index: int, before: list[int], token: int, logits: np.ndarray) -> None:
         params = ask.params
         words = [word.lstrip() for word in params.bad_words or ()]
         spelled = [self._tokenizer.encode(space + word, False) for word in words for space in ("", " ")]
@@ -146,9 +146,10 @@ class Oracle:
         else:
             assert may_win(token, exponentials(seed, place, num_noise(len(logits)))[0], scores, own, SLACK)
 
-    def _check_end(self, ask: Ask, answer: CompletionOutput, tokens: list[int], end: list[int]) -> None:
+    def _check_end(self, ask: MixedAsk, answer: CompletionOutput, tokens: list[int], end: list[int]) -> None:
         """Check that the answer ended where it should, neither before nor later, and check its text."""
-        params, text, found = ask.params, "", None
+        params, text = ask.params, ""
+        found: tuple[int, str] | None = None
         for count, token in enumerate(tokens, 1):
             is_end = token in self._ends(params) and count > (params.min_tokens or 0)
             assert not (is_end and count < len(tokens)), "goes on after an end token"
@@ -198,7 +199,7 @@ class Oracle:
                 return end - len(longest), longest
         return None
 
-    def _check_scores(self, ask: Ask, answer: CompletionOutput, logits: np.ndarray) -> None:
+    def _check_scores(self, ask: MixedAsk, answer: CompletionOutput, logits: np.ndarray) -> None:
         params = ask.params
         if params.logprobs is None and not params.logprob_token_ids:
             assert answer.logprobs is None and answer.cumulative_logprob is None
@@ -222,7 +223,7 @@ class Oracle:
                 assert abs(rank - 1 - (line > line[each]).sum()) <= (abs(line - line[each]) < MARGIN).sum()
         assert answer.cumulative_logprob == pytest.approx(total, abs=MARGIN * max(1, len(answer.token_ids)))
 
-    def _check_prompt(self, ask: Ask, output: RequestOutput, logits: np.ndarray) -> None:
+    def _check_prompt(self, ask: MixedAsk, output: RequestOutput, logits: np.ndarray) -> None:
         if ask.params.prompt_logprobs is None:
             assert output.prompt_logprobs is None
             return
@@ -248,7 +249,7 @@ def _log_softmax(line: np.ndarray) -> np.ndarray:
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "cramped": {"max_num_batched_tokens": 16, "num_gpu_blocks_override": 20, "max_num_seqs": 4},
+    "cramped": {"max_num_batched_tokens": 16, "num_gpu_blocks_override": 14, "max_num_seqs": 6},
     "without drafts and cache": {"speculative_config": '{"method": "off"}', "enable_prefix_caching": False},
 }
 OCCURS = ("preemptions", "draft_tokens_accepted")
@@ -270,7 +271,7 @@ def run(llm: LLM, seed: int, count: int) -> None:
     own = [rng.randrange(3, vocab) for _ in range(5)]
     stems = [[rng.randrange(3, vocab) for _ in range(60)], own * 12]
     asks = [draw_ask(rng, vocab, stems) for _ in range(count)]
-    oracle = Oracle(llm)
+    oracle = OptionOracle(llm)
     outputs = llm.generate(
         [{"prompt_token_ids": ask.prompt} for ask in asks], [ask.params for ask in asks], use_tqdm=False
     )
