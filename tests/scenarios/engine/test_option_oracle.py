@@ -1,6 +1,6 @@
 """Mixed requests of an ``LLM`` against the documented meaning of their options, over logits of transformers.
 
-The engine is cramped: chunks, preemption, prefix hits, drafts. The oracle follows an answer token by token. At each
+The engine is cramped: chunks, few pages, prefix hits, drafts. The oracle follows an answer token by token. At each
 position it edits the logits of the whole text so far, in plain numpy, and asks whether the token could have been drawn
 from them with the position's random number, whether the answer should have ended before, and what its text, logprobs
 and counts should be.
@@ -252,8 +252,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "cramped": {"max_num_batched_tokens": 16, "num_gpu_blocks_override": 14, "max_num_seqs": 6},
     "without drafts and cache": {"speculative_config": '{"method": "off"}', "enable_prefix_caching": False},
 }
-OCCURS = ("preemptions", "draft_tokens_accepted")
-"""Counters of what the cramped engine does, and the other one does not."""
 
 
 @pytest.fixture(scope="module", params=OPTIONS)
@@ -287,9 +285,8 @@ def run(llm: LLM, seed: int, count: int) -> None:
 def test_answers_are_what_their_options_say(llm: LLM, request: pytest.FixtureRequest) -> None:
     # Among them is an end token that is ignored and likely before min_tokens, and named tokens with logprobs.
     run(llm, 6, NUM_REQUESTS)
-    stats = core_of(llm).stats()
     is_cramped = "cramped" in request.node.callspec.id
-    assert [stats[name] > 0 for name in OCCURS] == [is_cramped] * len(OCCURS)
+    assert (core_of(llm).stats()["draft_tokens_accepted"] > 0) == is_cramped
 
 
 @pytest.mark.heavy
