@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from support.api.bad.bad_structured import tool
 from support.api.real_server import RealServer
 from support.api.reply_checks import check_error
 from support.grammar.patch_grammar import PATCH as CODEX
+from support.machine.thoroughness import repeats
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 HI: Any = [{"role": "user", "content": "hi"}]
@@ -173,7 +175,7 @@ def test_inputs_of_a_real_model(real_server: RealServer) -> None:
 
 
 @pytest.mark.heavy
-def test_two_hundred_sampled_patches(real_server: RealServer) -> None:
+def test_sampled_patches(real_server: RealServer) -> None:
     """Each follows the grammar that Codex sends, as another project's parser reads it, and none is cut."""
     form = {"type": "grammar", "grammar": {"syntax": "lark", "definition": CODEX}}
     body = {
@@ -184,7 +186,7 @@ def test_two_hundred_sampled_patches(real_server: RealServer) -> None:
         "n": 10,
     }
     inputs = []
-    for seed, temperature in enumerate((0.4, 0.8, 1.0, 1.3) * 5):
+    for seed, temperature in zip(range(repeats(20)), cycle((0.4, 0.8, 1.0, 1.3)), strict=False):
         asked = {**body, "seed": seed, "temperature": temperature}
         reply = real_server.http.post(CHAT, json=asked).json()
         assert "choices" in reply, reply
@@ -192,4 +194,4 @@ def test_two_hundred_sampled_patches(real_server: RealServer) -> None:
             [made] = choice["message"]["tool_calls"]
             inputs.append(made["custom"]["input"])
             PARSER.parse(inputs[-1])
-    assert len(inputs) == 200 and len(set(inputs)) > 50
+    assert len(set(inputs)) > len(inputs) / 4
