@@ -29,16 +29,21 @@ from support.api.dropped_peers import (
     upgraded,
 )
 from support.api.rpc_live import RpcClient, chat_request, rpc_of
+from support.machine.thoroughness import taking_turns
 from support.machine.waits import HANG_SECONDS, wait_until
 
 from rootgraft.api.http import connection
 
-COUNTS = [pytest.param(2, marks=pytest.mark.sample), pytest.param(40, marks=pytest.mark.heavy)]
+MANY = taking_turns([*WAYS], 3)
+# A thousand connections of the kind whose turn it is, and few of the others.
+WAVES = [
+    *(pytest.param(way, 40, marks=pytest.mark.heavy) for way in MANY),
+    *(pytest.param(way, 2, marks=[pytest.mark.sample] if way in MANY else []) for way in WAYS),
+]
 CHANNEL = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
 
 
-@pytest.mark.parametrize("waves", COUNTS)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("way", "waves"), WAVES)
 def test_those_that_are_dropped_in_the_middle(way: str, waves: int) -> None:
     """A thousand of them leave descriptors, objects and memory as they were, and neighbours with the same bytes."""
     context = multiprocessing.get_context("spawn")
