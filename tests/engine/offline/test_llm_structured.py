@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.engine.fake_worker import FakeWorker
+from support.machine.thoroughness import taking_turns
 from support.models.tiny_tokenizers import train_byte_level, write_folder
 
 from rootgraft import LLM, SamplingParams
@@ -78,8 +79,10 @@ def check(form: str, outputs: list[RequestOutput], count: int) -> None:
         assert FORMS[form][1](answer.text), answer.text
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("params", SAMPLING)
+@pytest.mark.parametrize(
+    ("params", "form"),
+    [(params, form) for place, params in enumerate(SAMPLING) for form in taking_turns([*FORMS], 2, place)],
+)
 def test_texts_and_conversations_alone_and_several_with_every_way_of_sampling(structured_llm, form, params):
     grammar = FORMS[form][0]
     prompts = ["the quick brown fox", "the dog"]
