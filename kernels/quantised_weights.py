@@ -264,8 +264,8 @@ def pack_bytes(
             last piece.
         shape: [N, K].
         scales: [N, 1]; for E4M3 also [N, ceil(K / 128)].
-        form: FLOAT8 for E4M3, whose products have the bits of the plain weight; WIDENED or CHANNELS for integers, whose
-            sums are scaled in fp32. Rows of x are quantised only for CHANNELS.
+        form: FLOAT8 for E4M3; WIDENED or CHANNELS for integers. Sums are scaled in fp32, but for E4M3 with AMX, which
+            multiplies scaled numbers that are rounded to bf16. Rows of x are quantised only for CHANNELS.
 
     Raises:
         ValueError: the scales do not fit, or the weight is wider than ``MOST_WIDTH`` for CHANNELS.

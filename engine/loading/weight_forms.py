@@ -38,9 +38,9 @@ WeightForm = Literal[
 plain: in the model's type.
 stored: GGUF's blocks of 4 and 8 bits as they are, other tensors plain; see ``kernels.quantised_weights.pack_blocks``.
 stored_widened: as "stored", but products round the numbers of blocks to the model's type, so that results have the same
-    bits as with "plain". FP8 stays in its 8 bits too, with the same bits in results. Integers of 8 bits with a scale
-    for each row stay too, and the scale is applied to sums. If the checkpoint specifies activations in integers of 8
-    bits and the model is in bfloat16, these are used, as in "int8_dynamic".
+    bits as with "plain". FP8, and integers of 8 bits with a scale for each row, stay in their 8 bits too, and the
+    scales are applied to sums. If the checkpoint specifies activations in integers of 8 bits and the model is in
+    bfloat16, these are used, as in "int8_dynamic".
 stored_both: as "stored_widened" for few rows, with the plain form beside it for more rows, with the same bits.
 grouped: on a GPU, quantised matrices as they are stored, as precise as the dequantised weight in fp32; see
     ``kernels.grouped_weights``.

@@ -1,6 +1,7 @@
-// Weight-only quantised linear: y = x W^T + b. W is in signed bytes with a scale for each column, and is widened to the
-// type of x; or W is in FP8 with scales for groups of inputs, and its numbers are rounded to the type of x, so that the
-// bits are those of a plain weight.
+// Weight-only quantised linear: y = x W^T + b. W is in bytes that are widened to the type of x, in which each of them is
+// exact: signed numbers with a scale for each column, by which its sum is multiplied; or FP8 with scales for groups of
+// inputs, by which the sums of groups are multiplied, in fp32. AMX adds up all groups by itself: there the numbers of
+// FP8 are scaled and rounded to bf16 before.
 #include <algorithm>
 #include <atomic>
 #include <new>
@@ -87,7 +88,7 @@ INLINE void widen_word<Bf16>(const Words& bytes, uint32_t* to) {
 }
 #endif
 
-// E4M3 as numbers of fp32: bytes 2 i and 2 i + 1 of each lane, divided by kFloat8Unit, by which scales are multiplied.
+// E4M3 as numbers of fp32: bytes 2 i and 2 i + 1 of each lane, divided by kFloat8Unit, by which sums are multiplied.
 struct Float8Pair {
   FloatPart first, second;
 };
@@ -130,20 +131,23 @@ INLINE FloatPart float8(const WordPart& bytes, int i) {
 INLINE Float8Pair float8_pair(const WordPart& bytes, int i) { return {float8(bytes, 2 * i), float8(bytes, 2 * i + 1)}; }
 #endif
 
-// The scales of a group of words of a panel, for use with the numbers of Float8Pair.
+// The scales of a group of words of a panel.
 INLINE Floats float8_scale(const WidenedLinear& op, int64_t panel, int64_t group) {
-  return load(op.scales + (panel * op.groups + group) * kWidth) * broadcast(kFloat8Unit);
+  return load(op.scales + (panel * op.groups + group) * kWidth);
 }
 
-// Rounds finite numbers to the nearest bf16, ties to even, in the upper halves of lanes.
-INLINE WordPart round_bits(const FloatPart& value) {
-  const auto bits = (WordPart)value;
-  return bits + 0x7FFFu + (bits >> 16 & 1u);
-}
-
-// Converts words of 16 columns, each with four E4M3 values along K, times the columns' scales, rounded to E.
+// What the numbers of widen_float8<E> are divided by.
+#if defined(__AVX512VBMI__) && defined(__AVX512BF16__)
 template <class E>
-INLINE void widen_float8(const Words& bytes, const Floats& scale, uint32_t* to) {
+constexpr float kWidenedUnit = E::kPerWord == Bf16::kPerWord ? 1.0f : kFloat8Unit;
+#else
+template <class E>
+constexpr float kWidenedUnit = kFloat8Unit;
+#endif
+
+// Converts words of 16 columns, each with four E4M3 values along K, to as many words of E. Both types have them exactly.
+template <class E>
+INLINE void widen_float8(const Words& bytes, uint32_t* to) {
 #pragma GCC unroll 4
   for (int part = 0; part < kParts; part++) {
     const auto put = [&](int word, const WordPart& bits) {
@@ -152,9 +156,9 @@ INLINE void widen_float8(const Words& bytes, const Floats& scale, uint32_t* to) 
 #pragma GCC unroll 2
     for (int i = 0; i < 2; i++) {
       const Float8Pair pair = float8_pair(bytes.part[part], i);
-      const FloatPart first = pair.first * scale.part[part], second = pair.second * scale.part[part];
-      if constexpr (E::kPerWord == 1) put(2 * i, (WordPart)first), put(2 * i + 1, (WordPart)second);
-      else put(i, round_bits(first) >> 16 | (round_bits(second) & 0xFFFF0000u));
+      const auto first = (WordPart)pair.first, second = (WordPart)pair.second;
+      if constexpr (E::kPerWord == 1) put(2 * i, first), put(2 * i + 1, second);
+      else put(i, first >> 16 | (second & 0xFFFF0000u));
     }
   }
 }
@@ -180,9 +184,8 @@ struct Float8Bytes {
 
 constexpr Float8Bytes kFloat8Bytes;
 
-// The same by table lookup of bytes: two numbers of a column in each lane, which are scaled in fp32 and rounded again.
-template <>
-INLINE void widen_float8<Bf16>(const Words& bytes, const Floats& scale, uint32_t* to) {
+// The two words of bf16 for each word of 16 columns, by table lookup of bytes.
+INLINE void look_up_float8(const Words& bytes, __m512i (&to)[2]) {
   // In 128 bits of 4 columns: the first two values of each, then the other two.
   const __m512i order = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
   const __m512i sign = _mm512_set1_epi8((char)0x80);
@@ -192,7 +195,24 @@ INLINE void widen_float8<Bf16>(const Words& bytes, const Floats& scale, uint32_t
   };
   const __m512i low = look_up(kFloat8Bytes.low);
   const __m512i high = _mm512_ternarylogic_epi32(look_up(kFloat8Bytes.high), value, sign, 0xF8);  // a | b & c
-  const __m512 factor = (__m512)(scale * broadcast(1 / kFloat8Unit)).part[0];
+  to[0] = _mm512_unpacklo_epi8(low, high);
+  to[1] = _mm512_unpackhi_epi8(low, high);
+}
+
+template <>
+INLINE void widen_float8<Bf16>(const Words& bytes, uint32_t* to) {
+  __m512i words[2];
+  look_up_float8(bytes, words);
+  _mm512_storeu_si512(to, words[0]);
+  _mm512_storeu_si512(to + kWidth, words[1]);
+}
+
+#if ROOTGRAFT_AMX
+// The same, times the columns' scales, in fp32 and rounded again.
+INLINE void scale_float8(const Words& bytes, const Floats& scale, uint32_t* to) {
+  __m512i unscaled[2];
+  look_up_float8(bytes, unscaled);
+  const __m512 factor = (__m512)scale.part[0];
   const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
   const __m512i turns = _mm512_or_si512(lanes, _mm512_slli_epi32(_mm512_add_epi32(lanes, _mm512_set1_epi32(16)), 16));
   const auto put = [&](const __m512i& pairs, uint32_t* words) {
@@ -201,20 +221,38 @@ INLINE void widen_float8<Bf16>(const Words& bytes, const Floats& scale, uint32_t
     const __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh(second, first);  // all first numbers, then all second ones
     _mm512_storeu_si512(words, _mm512_permutexvar_epi16(turns, rounded));
   };
-  put(_mm512_unpacklo_epi8(low, high), to);
-  put(_mm512_unpackhi_epi8(low, high), to + kWidth);
+  put(unscaled[0], to);
+  put(unscaled[1], to + kWidth);
 }
 #endif
+#endif
 
-// Widens panels of FP8 to panels of E, which are `words` apart in memory.
+// Whether AMX makes a product: then for every number of rows, because it rounds sums differently.
+template <class E>
+bool uses_amx(const WidenedLinear& op) {
+#if ROOTGRAFT_AMX
+  return E::kPerWord == Bf16::kPerWord && takes_amx((op.width + E::kPerWord - 1) / E::kPerWord);
+#else
+  return false;
+#endif
+}
+
+// Widens panels of FP8 to panels of E, which are `words` apart in memory; for AMX times their scales.
 template <class E>
 void widen_float8_panels(const WidenedLinear& op, int64_t panel, int panels, int64_t words, uint32_t* to) {
-  const int64_t count = op.panel_words() / kWidth, group = op.group_words();
+  const int64_t count = op.panel_words() / kWidth;
   for (int64_t p = panel; p < panel + panels; p++, to += words) {
     const uint32_t* from = op.panels + p * op.panel_words();
     for (int64_t word = 0; word < count; word++) {
-      const Floats scale = float8_scale(op, p, word / group);
-      widen_float8<E>(load_words(from + word * kWidth), scale, to + word * kWidth * (kWordBytes / E::kPerWord));
+      const Words bytes = load_words(from + word * kWidth);
+      uint32_t* wide = to + word * kWidth * (kWordBytes / E::kPerWord);
+#if ROOTGRAFT_AMX
+      if (uses_amx<E>(op)) {
+        scale_float8(bytes, float8_scale(op, p, word / op.group_words()), wide);
+        continue;
+      }
+#endif
+      widen_float8<E>(bytes, wide);
     }
   }
 }
@@ -231,8 +269,7 @@ constexpr int direct_panels(int rows) { return rows <= kDirectPairRows ? 2 : 1; 
 // Number of panels from the sums of a row to those of the next one.
 constexpr int kSumPanels = std::max(kTilePanels, direct_panels(1));
 
-// Whether products with E4M3 do without words of E: if bf16 is multiplied as fp32, the numbers only have to be rounded
-// like bf16.
+// Whether products with E4M3 do without words of E: if bf16 is multiplied as fp32, so are the numbers.
 #if defined(__AVX512BF16__)
 template <class E>
 constexpr bool kSkipsWords = false;
@@ -243,20 +280,25 @@ constexpr bool kSkipsWords = E::kPerWord == Bf16::kPerWord;
 
 // Adds products of two columns of x with numbers 2 i and 2 i + 1 of each lane, term by term like Bf16::dot.
 template <int MR, int NV>
-INLINE void add_float8_pair(const Words& bytes, int i, const Floats& scale, const uint32_t* x, ptrdiff_t stride, int v,
+INLINE void add_float8_pair(const Words& bytes, int i, const uint32_t* x, ptrdiff_t stride, int v,
                             Floats (&sums)[MR][NV]) {
 #pragma GCC unroll 4
   for (int part = 0; part < kParts; part++) {
     const Float8Pair pair = float8_pair(bytes.part[part], i);
-    const auto first = (FloatPart)(round_bits(pair.first * scale.part[part]) & 0xFFFF0000u);
-    const auto second = (FloatPart)(round_bits(pair.second * scale.part[part]) & 0xFFFF0000u);
 #pragma GCC unroll 16
     for (int m = 0; m < MR; m++) {
       const WordPart both = WordPart{} + x[m * stride];
-      const FloatPart sum = fma((FloatPart)(both << 16), first, sums[m][v].part[part]);
-      sums[m][v].part[part] = fma((FloatPart)(both & 0xFFFF0000u), second, sum);
+      const FloatPart sum = fma((FloatPart)(both << 16), pair.first, sums[m][v].part[part]);
+      sums[m][v].part[part] = fma((FloatPart)(both & 0xFFFF0000u), pair.second, sum);
     }
   }
+}
+
+// Adds a group's sum of a row, times the group's scales, to what earlier groups gave. It is the first for group 0.
+template <class E>
+INLINE void add_group(const WidenedLinear& op, int64_t panel, int64_t group, const Floats& sum, float* to) {
+  const Floats scale = float8_scale(op, panel, group) * broadcast(kWidenedUnit<E>);
+  store(to, group ? fma(sum, scale, load(to)) : sum * scale);
 }
 
 template <class E, int MR, int NV, bool kFloat8>
@@ -266,12 +308,15 @@ void run_direct(const WidenedLinear& op, int64_t at, int64_t panel, float* sums_
   const int64_t steps = (op.width + E::kPerWord - 1) / E::kPerWord, words = op.panel_words();
   const int64_t group = op.group_words();
   const uint32_t* from = op.panels + panel * words;
-  Floats sums[MR][NV], scale[NV];
+  Floats sums[MR][NV];
+  const auto clear = [&] {
 #pragma GCC unroll 16
-  for (int m = 0; m < MR; m++) {
+    for (int m = 0; m < MR; m++) {
 #pragma GCC unroll 2
-    for (int v = 0; v < NV; v++) sums[m][v] = broadcast(0.0f);
-  }
+      for (int v = 0; v < NV; v++) sums[m][v] = broadcast(0.0f);
+    }
+  };
+  clear();
   const auto add = [&](int64_t word, int count) {  // count: number of words of E
     if constexpr (kFloat8 && kSkipsWords<E>) {
 #pragma GCC unroll 2
@@ -280,7 +325,7 @@ void run_direct(const WidenedLinear& op, int64_t at, int64_t panel, float* sums_
         __builtin_prefetch(bytes + kAhead, 0, 3);
 #pragma GCC unroll 2
         for (int i = 0; i < kParts8 && i < count; i++) {
-          add_float8_pair(load_words(bytes), i, scale[v], op.x + at * steps + word * kParts8 + i, steps, v, sums);
+          add_float8_pair(load_words(bytes), i, op.x + at * steps + word * kParts8 + i, steps, v, sums);
         }
       }
       return;
@@ -290,7 +335,7 @@ void run_direct(const WidenedLinear& op, int64_t at, int64_t panel, float* sums_
     for (int v = 0; v < NV; v++) {
       const uint32_t* bytes = from + v * words + word * kWidth;
       __builtin_prefetch(bytes + kAhead, 0, 3);
-      if constexpr (kFloat8) widen_float8<E>(load_words(bytes), scale[v], wide[v]);
+      if constexpr (kFloat8) widen_float8<E>(load_words(bytes), wide[v]);
       else widen_word<E>(load_words(bytes), wide[v]);
     }
 #pragma GCC unroll 4
@@ -306,12 +351,21 @@ void run_direct(const WidenedLinear& op, int64_t at, int64_t panel, float* sums_
   };
   const int64_t whole = steps / kParts8;
   for (int64_t first = 0; first * kWidth < words; first += group) {
-#pragma GCC unroll 2
-    for (int v = 0; v < NV && kFloat8; v++) scale[v] = float8_scale(op, panel + v, first / group);
     const int64_t end = std::min(whole, first + group);
     for (int64_t word = first; word < end; word++) add(word, kParts8);
     if (whole < first + group && steps % kParts8) add(whole, (int)(steps % kParts8));
+    if constexpr (kFloat8) {
+#pragma GCC unroll 16
+      for (int m = 0; m < MR; m++) {
+#pragma GCC unroll 2
+        for (int v = 0; v < NV; v++) {
+          add_group<E>(op, panel + v, first / group, sums[m][v], sums_to + (m * kSumPanels + v) * kWidth);
+        }
+      }
+      clear();
+    }
   }
+  if constexpr (kFloat8) return;
 #pragma GCC unroll 16
   for (int m = 0; m < MR; m++) {
 #pragma GCC unroll 2
@@ -340,7 +394,7 @@ void store_tile(const WidenedLinear& op, const float* sums, int64_t row, int row
 template <class E, class To>
 void multiply_wide(const WidenedLinear& op, const uint32_t* wide, int64_t words, int64_t panel, int panels) {
   const int64_t steps = (op.width + E::kPerWord - 1) / E::kPerWord;
-  alignas(64) float sums[kMostRows * kSumPanels * kWidth];
+  alignas(64) float sums[kMostRows * kSumPanels * kWidth], group_sums[kTileRows * kSumPanels * kWidth];
   const auto product = [&](int row, int p) {
     return Product{op.x + row * steps, steps, wide + p * words, words, steps, {sums, kSumPanels * kWidth}, nullptr};
   };
@@ -349,7 +403,7 @@ void multiply_wide(const WidenedLinear& op, const uint32_t* wide, int64_t words,
     store_tile<E, To>(op, sums, row, rows, column, (int)std::min<int64_t>(count * kWidth, op.columns - column));
   };
 #if ROOTGRAFT_AMX
-  if (E::kPerWord == Bf16::kPerWord && takes_amx(steps)) {
+  if (uses_amx<E>(op)) {
     const AmxScope scope(amx_shapes(amx_rows((int)op.rows), kAmxWords));
     return for_amx_tiles((int)op.rows, panels, [&](int row, const AmxRows& rows, int p, int count) {
       multiply_amx<AmxWords::kBf16>(product(row, p), rows, count);
@@ -357,8 +411,21 @@ void multiply_wide(const WidenedLinear& op, const uint32_t* wide, int64_t words,
     });
   }
 #endif
+  const int64_t group_steps = op.groups ? op.group_words() * (kWordBytes / E::kPerWord) : steps;
   for_tiles((int)op.rows, panels, [&](int row, int rows, int p, int count) {
-    multiply_tile<E>(product(row, p), rows, count);
+    if (!op.groups) multiply_tile<E>(product(row, p), rows, count);
+    for (int64_t group = 0; group < op.groups; group++) {
+      const int64_t first = group * group_steps;
+      const Product part{op.x + row * steps + first, steps, wide + p * words + first * kWidth, words,
+                         std::min(group_steps, steps - first), {group_sums, kSumPanels * kWidth}, nullptr};
+      multiply_tile<E>(part, rows, count);
+      for (int m = 0; m < rows; m++) {
+        for (int v = 0; v < count; v++) {
+          const int64_t at = (m * kSumPanels + v) * kWidth;
+          add_group<E>(op, panel + p + v, group, load(group_sums + at), sums + at);
+        }
+      }
+    }
     put(row, rows, p, count);
   });
 }
@@ -403,13 +470,10 @@ void multiply_direct(const WidenedLinear& op, int64_t panel, int64_t panel_end) 
   }
 }
 
-// AMX rounds sums differently, so products that can use it do so for every number of rows.
 template <class E>
 bool is_direct(const WidenedLinear& op) {
-#if ROOTGRAFT_AMX
-  if (E::kPerWord == Bf16::kPerWord && takes_amx((op.width + E::kPerWord - 1) / E::kPerWord)) return false;
-#endif
-  // Rounding E4M3 twice takes longer than storing it once.
+  if (uses_amx<E>(op)) return false;
+  // Widening E4M3 twice takes longer than storing it once.
   return op.rows <= (op.groups && kSkipsWords<E> ? kDirectRows : kMostDirectRows);
 }
 
