@@ -91,7 +91,7 @@ def _totals(figures: dict[str, Any]) -> list[tuple[str, str]]:
         ("Requests completed", f"{figures['completed']} of {figures['requests']}"),
         ("Duration (s)", f"{figures['duration_s']:.2f}"),
         ("Prompt tokens", f"{prompt:,}"),
-        ("  of these cached", share),
+        ("  of which cached", share),
         ("Output tokens", f"{figures['output_tokens']:,}"),
         ("Requests per second", f"{figures['requests_per_s']:.2f}"),
         ("Output tokens per second", f"{figures['output_tokens_per_s']:.2f}"),

@@ -133,7 +133,7 @@ def dataset_requests(options: BenchOptions, path: Path) -> list[BenchRequest]:
         raise ConfigError(f"--dataset: {path} cannot be read as a text file.") from error
     rows = [(number, line) for number, line in enumerate(lines, 1) if line.strip()][: options.num_requests]
     if not rows:
-        raise ConfigError(f"--dataset: {path} holds no requests.")
+        raise ConfigError(f"--dataset: {path} contains no requests.")
     return [BenchRequest(_row_body(number, line, options), "dataset") for number, line in rows]
 
 
@@ -144,12 +144,14 @@ def _row_body(number: int, line: str, options: BenchOptions) -> dict[str, Any]:
         raise ConfigError(f"--dataset: line {number} is not JSON: {error}.") from error
     length = row.get("output_len", options.output_len) if isinstance(row, dict) else None
     if not isinstance(row, dict) or not isinstance(length, int) or length < 1:
-        raise ConfigError(f"--dataset: line {number} must be an object; its output_len a whole number of at least 1.")
+        raise ConfigError(
+            f"--dataset: line {number} must be an object; its output_len must be a whole number of at least 1."
+        )
     if isinstance(row.get("prompt"), str):
         return body_for(row["prompt"], length, options)
     if isinstance(row.get("messages"), list) and options.endpoint == "chat":
         return _with_fields({"messages": row["messages"]}, length, options)
-    expected = "prompt (a text) or messages (a list)" if options.endpoint == "chat" else "prompt (a text)"
+    expected = "prompt (a string) or messages (a list)" if options.endpoint == "chat" else "prompt (a string)"
     raise ConfigError(f"--dataset: line {number} has no {expected}.")
 
 

@@ -87,7 +87,7 @@ def bench_serve(remote: RemoteOptions, options: BenchOptions) -> int:
         write_json(Path(options.output_json), server, options, seed, document)
     explain_errors(load.timings)
     if interrupted:
-        print("Interrupted: these are the requests that had ended by then.", file=sys.stderr)
+        print("Interrupted: the results cover the requests that had ended by then.", file=sys.stderr)
         return EXIT_INTERRUPTED
     return 0 if figures["completed"] else 1
 

@@ -20,7 +20,10 @@ _HEAD = ("TENANT", "ADAPTER", "PROMPTS", "PAGES", "SIZE", "USED", "BASE MODEL")
 _TIER_HEAD = ("TIER", "PAGES", "SIZE", "HITS", "MISSES", "STORED", "EVICTED", "REJECTED", "ERRORS")
 _SHOWN_DIGITS = 12
 _ENCRYPTED = "(encrypted)"
-_NO_MATCH = "Nothing is taken: the file is damaged, no session, or of another model, form of KV, adapter or key."
+_NO_MATCH = (
+    "Nothing was imported: the file is damaged, is not an exported session, or belongs to another model, KV format, "
+    "adapter or key."
+)
 
 
 def ls(options: KvCacheOptions) -> int:
@@ -49,7 +52,10 @@ def stats(options: KvCacheOptions) -> int:
         print(json.dumps(answer, indent=2))
         return 0
     device = answer["tiers"]["device"]
-    print(f"{answer['model']}: {device['pages_cached']:,.0f} of {device['pages']:,.0f} pages of the pool hold prefixes")
+    print(
+        f"{answer['model']}: {device['pages_cached']:,.0f} of {device['pages']:,.0f} pages in the KV pool hold "
+        "cached prefixes"
+    )
     tiers = {name: tier for name, tier in answer["tiers"].items() if name != "device"}
     if tiers:
         print(text_table(_TIER_HEAD, [_tier_row(name, tier) for name, tier in tiers.items()]))
@@ -63,7 +69,7 @@ def clear(options: KvCacheOptions) -> int:
             print(f"{folder.clear()} pages of KV removed")
         return 0
     answer = asyncio.run(_ask(options, "POST", "cache/reset"))
-    print(f"{answer['model']}: all cached KV is removed that no running request uses")
+    print(f"{answer['model']}: removed all cached KV that no running request uses")
     return 0
 
 
@@ -88,12 +94,12 @@ def import_file(options: KvImportOptions) -> int:
     if options.kv_disk is None:
         answer = asyncio.run(_upload(options, Path(options.file).read_bytes()))
         tokens = answer["cached_tokens"]
-        print(f"KV of {tokens:,} tokens taken from {options.file}" if tokens else _NO_MATCH)
+        print(f"KV of {tokens:,} tokens imported from {options.file}" if tokens else _NO_MATCH)
         return int(not tokens)
     Path(options.kv_disk).expanduser().mkdir(mode=0o700, parents=True, exist_ok=True)
     with _opened(options.kv_disk) as folder:
         taken, left = folder.import_file(Path(options.file), int(options.kv_disk_gib * 2**30))
-    print(f"{taken} pages of KV taken from {options.file}" + (f", {left} left out for lack of room" if left else ""))
+    print(f"{taken} pages of KV imported from {options.file}" + (f", {left} skipped for lack of space" if left else ""))
     return 0
 
 

@@ -41,7 +41,7 @@ def calibrate(remote: RemoteOptions, options: CalibrateOptions) -> int:
     model, answers = asyncio.run(_ask(remote, options, question, [each for each, _ in examples]))
     digests = {each["digest"] for each in answers}
     if len(digests) > 1 or None in digests:
-        raise ConfigError("The model was changed while it was asked: try again.")
+        raise ConfigError("The model was changed during the calibration: try again.")
     shares, labels = np.array([_shares(each) for each in answers]), np.array([label for _, label in examples])
     fit = fit_calibration(shares, labels, with_bias=options.bias)
     before, after = fit.before, fit.after
@@ -66,14 +66,14 @@ def calibrate(remote: RemoteOptions, options: CalibrateOptions) -> int:
 def _report(path: Path, name: str, fit: CalibrationFit, num_examples: int) -> str:
     lines = [
         f"{path}: temperature {fit.temperature:.3f}" + (f", bias {_row(fit.bias)}" if fit.bias else ""),
-        f"of {num_examples} examples, each judged by a fit without it:",
+        f"on {num_examples} examples, each evaluated by a fit without it (cross-validation):",
         f"{'':28}before   after",
         f"Brier score                 {fit.before.brier:6.4f}  {fit.after.brier:6.4f}",
         f"expected calibration error  {fit.before.ece:6.4f}  {fit.after.ece:6.4f}",
-        f'Ask with "calibration": "{name}" in the question.',
+        f'To use it, add "calibration": "{name}" to the question.',
     ]
     if fit.after.brier >= fit.before.brier:
-        lines.append("It makes the answers no better: leave it out.")
+        lines.append("The calibration does not improve the probabilities (Brier score): do not use it.")
     return "\n".join(lines)
 
 
@@ -126,7 +126,7 @@ def _object(option: str, path: Path) -> dict[str, Any]:
         raise ConfigError(f"--question: {option} must be an object whose type is predicate, choice or score.")
     for name in ("calibration", "model"):
         if name in found:
-            raise ConfigError(f"--question: {option} must not have {name!r}: --model names the model.")
+            raise ConfigError(f"--question: {option} must not contain {name!r}: set the model with --model.")
     return found
 
 
@@ -139,7 +139,7 @@ def _example(question: dict[str, Any], path: Path, number: int, line: str) -> tu
     except (ValueError, TypeError, KeyError):
         raise ConfigError(f"--data: line {number} of {path} must be an object with 'input' and 'answer'.") from None
     except StopIteration:
-        raise ConfigError(f"--data: line {number} of {path} has an answer that is none of the question's.") from None
+        raise ConfigError(f"--data: line {number} of {path} has an answer that the question does not allow.") from None
 
 
 def _labels(question: dict[str, Any]) -> list[tuple[Any, ...]]:

@@ -80,7 +80,7 @@ _COMMON_OF_SERVE = (
 )
 COMMANDS = {
     "serve": Command(
-        "Serve a model with OpenAI's interface.",
+        "Serve a model over an OpenAI-compatible HTTP API.",
         (EngineConfig, ServerConfig),
         "serve_command:serve",
         "model",
@@ -88,48 +88,56 @@ COMMANDS = {
         common=_COMMON_OF_SERVE,
     ),
     "run": Command(
-        "Talk with a model at once: fetch it, serve it while the chat lasts, and chat.",
+        "Chat with a model: download it if needed, and serve it while the chat lasts.",
         (RunOptions, SamplingOptions, ChatOptions),
         "chat.run_command:run",
         "model",
     ),
     "chat": Command(
-        "Talk with a model that is being served.",
+        "Chat with a model on a running server.",
         (RemoteOptions, SamplingOptions, ChatOptions),
         "chat.chat_command:chat",
     ),
     "complete": Command(
-        "Let a model that is being served continue a text.",
+        "Complete a text with a model on a running server.",
         (RemoteOptions, SamplingOptions, CompleteOptions),
         "complete_command:complete",
         "prompt",
     ),
     "run-batch": Command(
-        "Answer a file of requests into another, and go on where it was broken off.",
+        "Run a file of requests and append the answers to another file; a second run resumes.",
         (RunBatchOptions, EngineConfig),
         "run_batch:run_batch",
     ),
     "bench serve": Command(
-        "Load a server with requests and measure it.", (RemoteOptions, BenchOptions), "bench_sweep:bench"
+        "Send requests to a server and measure throughput and latency.",
+        (RemoteOptions, BenchOptions),
+        "bench_sweep:bench",
     ),
     "bench step": Command(
-        "Tell where the time of an engine's step goes.", (EngineConfig, StepOptions), "bench_step:bench_step", "model"
+        "Measure how long each part of an engine step takes.",
+        (EngineConfig, StepOptions),
+        "bench_step:bench_step",
+        "model",
     ),
     "calibrate": Command(
-        "Fit the probabilities of a typed question to labelled examples.",
+        "Calibrate the probabilities of a typed question on labelled examples.",
         (RemoteOptions, CalibrateOptions),
         "calibrate_command:calibrate",
         "data",
     ),
     "models list": Command("List the versions of a server's models.", (AdminOptions,), "models_command:list_models_of"),
     "models add": Command(
-        "Bring a version of an adapter to a server.", (AdminOptions, AddOptions), "models_command:add", "name"
+        "Add a version of an adapter to a server.", (AdminOptions, AddOptions), "models_command:add", "name"
     ),
     "models promote": Command(
-        "Let a version get all new requests.", (AdminOptions, VersionOptions), "models_command:promote", "name"
+        "Promote a version: route all new requests to it.",
+        (AdminOptions, VersionOptions),
+        "models_command:promote",
+        "name",
     ),
     "models canary": Command(
-        "Let a version get a share of new requests.",
+        "Route a share of new requests to a version.",
         (AdminOptions, VersionOptions, CanaryOptions),
         "models_command:canary",
         "name",
@@ -144,71 +152,77 @@ COMMANDS = {
         "name",
     ),
     "fleet status": Command(
-        "Tell how a server's replicas are, and what has happened to them.",
+        "Show the state of a server's replicas and the events since its start.",
         (FleetStatusOptions,),
         "fleet_status:print_fleet",
     ),
-    "cache ls": Command("List what a folder of --kv-disk holds.", (KvCacheOptions,), "cache_command:ls", "kv_disk"),
+    "cache ls": Command("List the KV in a --kv-disk folder.", (KvCacheOptions,), "cache_command:ls", "kv_disk"),
     "cache stats": Command(
-        "Tell how much KV a server or a folder of --kv-disk holds.", (KvCacheOptions,), "cache_command:stats", "kv_disk"
+        "Show how much KV a server or a --kv-disk folder holds.", (KvCacheOptions,), "cache_command:stats", "kv_disk"
     ),
     "cache clear": Command(
-        "Remove the cached KV of a server, or the files of a folder of --kv-disk.",
+        "Remove the cached KV of a server, or the files in a --kv-disk folder.",
         (KvCacheOptions,),
         "cache_command:clear",
         "kv_disk",
     ),
     "cache export": Command(
-        "Write a session of a server, or a folder of --kv-disk, into a file.",
+        "Export the KV of a session on a server, or of a --kv-disk folder, to a file.",
         (KvExportOptions,),
         "cache_command:export",
         "file",
     ),
     "cache import": Command(
-        "Take KV from a file of `cache export` to a server, or a folder of --kv-disk.",
+        "Import KV from a file of `cache export` into a server or a --kv-disk folder.",
         (KvImportOptions,),
         "cache_command:import_file",
         "file",
     ),
-    "key add": Command("Make an API key, and let a server know it.", (KeyAddOptions,), "key_command:add", "name"),
-    "key list": Command("List the keys of a file, and what each may do.", (KeyListOptions,), "key_command:list_keys"),
-    "key rotate": Command("Make a new key in the place of one.", (KeyNameOptions,), "key_command:rotate", "name"),
-    "key revoke": Command("Take a key away.", (KeyNameOptions,), "key_command:revoke", "name"),
+    "key add": Command(
+        "Create an API key and add it to a server's key file.", (KeyAddOptions,), "key_command:add", "name"
+    ),
+    "key list": Command(
+        "List the keys in a key file and their permissions.", (KeyListOptions,), "key_command:list_keys"
+    ),
+    "key rotate": Command(
+        "Replace a key with a new one of the same name.", (KeyNameOptions,), "key_command:rotate", "name"
+    ),
+    "key revoke": Command("Revoke a key.", (KeyNameOptions,), "key_command:revoke", "name"),
     "usage": Command(
-        "Tell what was used, by day, key, tenant or model, and what it costs.",
+        "Report usage by day, key, tenant or model, and its cost.",
         (UsageOptions,),
         "usage_report:report_usage",
         "usage_ledger",
     ),
     "search": Command(
-        "List models by short names: their size, memory and speed, and whether they fit this machine.",
+        "List the models in the catalogue: size, memory, speed, and whether they fit this machine.",
         (SearchOptions,),
         "machine.catalogue_command:search",
         "words",
     ),
-    "show": Command("Tell what is known of a model.", (ShowOptions,), "machine.catalogue_command:show", "model"),
-    "pull": Command("Bring a model to this machine and say where it is.", (PullOptions,), "pull:pull", "model"),
+    "show": Command("Show details of a model.", (ShowOptions,), "machine.catalogue_command:show", "model"),
+    "pull": Command("Download a model and print its path.", (PullOptions,), "pull:pull", "model"),
     "quantize": Command(
-        "Write a copy of a model with weights of 4 or 8 bits, in the format compressed-tensors.",
+        "Write a copy of a model with 4-bit or 8-bit weights, in the compressed-tensors format.",
         (QuantizeOptions,),
         "quantize_command:quantize",
         "model",
     ),
     "list": Command(
-        "List the models on this machine, and what each is served with.",
+        "List the models on this machine and the command that serves each.",
         (ListOptions,),
         "machine.model_list:list_models",
     ),
     "rm": Command("Remove a model from this machine.", (RmOptions,), "machine.model_list:remove_model", "model"),
-    "ps": Command("List the servers that run on this machine.", (PsOptions,), "machine.server_list:list_servers"),
+    "ps": Command("List the servers running on this machine.", (PsOptions,), "machine.server_list:list_servers"),
     "doctor": Command(
-        "Tell what this machine has, what will be slow, and what to install; and how a model will be computed here.",
+        "Check this machine: what it has, what is slow, what to install, and how it would run a model.",
         (DoctorOptions,),
         "machine.doctor:doctor",
         "model",
     ),
     "completion": Command(
-        "Print the completion of commands and options for a shell.",
+        "Print a script that completes commands and options in a shell.",
         (CompletionOptions,),
         "completion:print_completion",
         "shell",

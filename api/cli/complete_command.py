@@ -14,7 +14,7 @@ def complete(remote: RemoteOptions, sampling: SamplingOptions, options: Complete
     """Continue one text. Returns the exit code."""
     take_any_text()
     if options.prompt is None and sys.stdin.isatty():
-        raise ConfigError("give the text to continue as an argument or on standard input.")
+        raise ConfigError("pass the text to complete as an argument or on standard input.")
     prompt = sys.stdin.read() if options.prompt is None else options.prompt
     with asyncio.Runner() as runner, connected(runner, remote) as server:
         body = {"prompt": prompt, **sampling_fields(sampling, options.max_tokens)}

@@ -15,11 +15,11 @@ PROG = "rootgraft"
 # Suffix of the destination of an option that is given without its flag.
 WITHOUT_FLAG = " without flag"
 _GROUPS = {
-    "bench": "Measure a server, or an engine's step.",
-    "models": "Change which versions a server has.",
-    "fleet": "Look at the replicas of a server.",
-    "key": "Change the keys of a file.",
-    "cache": "Look at cached KV, and remove it.",
+    "bench": "Benchmark a server or an engine step.",
+    "models": "Manage the versions of a server's models.",
+    "fleet": "Show the replicas of a server.",
+    "key": "Manage the API keys in a key file.",
+    "cache": "List, remove, export or import cached KV.",
 }
 # Options whose values are files, and options whose values are folders.
 _FILES = {

@@ -32,7 +32,7 @@ _PEER = "peer "
 _NO_MODELS = ("lora-modules", "adapter-sources")
 
 _SHORT_HELP = 170  # characters: two or three lines
-_EPILOG = "Options of vLLM and SGLang are taken as well, or refused with what to do: see docs/reference/options.md."
+_EPILOG = "Options of vLLM and SGLang also work, or an error says what to use instead: see docs/reference/options.md."
 
 
 def parse(
@@ -60,7 +60,7 @@ def parse(
     given = command.read(argv, note)
     content = options_of_file(given[_CONFIG]) if _CONFIG in given else {}
     if "models" in content:
-        raise ConfigError(f"--config {given[_CONFIG]}: a file of several models is for rootgraft serve.")
+        raise ConfigError(f"--config {given[_CONFIG]}: only rootgraft serve accepts a file with several models.")
     return command.options(command.with_file(given, content, note), argv)
 
 
@@ -186,7 +186,7 @@ class _Command:
         with _named(f"--config {file}"):
             given = self.read(words_of(content), note) | given
         if _CONFIG in given:
-            raise ConfigError(f"--config {file}: a file of options names no other.")
+            raise ConfigError(f"--config {file}: the file must not contain the option 'config'.")
         return given
 
     def options(self, given: dict[str, Any], argv: Sequence[str] | None) -> list[Any]:
@@ -210,7 +210,9 @@ class _Command:
         common = self.with_file({_CONFIG: file}, fleet.common, note)
         for source, options in (("", given), (f"--config {file}: ", common)):
             if own := sorted(OWN_OPTIONS & options.keys()):
-                raise ConfigError(f"{source}{_flag(own[0])} is of one model: give it to an entry of models.")
+                raise ConfigError(
+                    f"{source}{_flag(own[0])} belongs to a single model: move it into an entry of 'models'."
+                )
         del given[_CONFIG]
         engine = {spec.name for spec in fields(EngineConfig)}
         made = []
@@ -218,9 +220,11 @@ class _Command:
             with _named(entry.place):
                 options = self.read(words_of(entry.options or {}), note)
                 if _CONFIG in options:
-                    raise ConfigError("--config is of the whole server: an entry names no file.")
+                    raise ConfigError("--config belongs to the whole server: remove it from the entry of 'models'.")
                 if foreign := sorted(options.keys() - engine - MODEL_OPTIONS):
-                    raise ConfigError(f"{_flag(foreign[0])} is of the whole server: put it above models.")
+                    raise ConfigError(
+                        f"{_flag(foreign[0])} belongs to the whole server: move it out of 'models' to the top level."
+                    )
                 made.append((entry, self.options(common | options | given, None)))
         return made
 
@@ -267,8 +271,8 @@ class _Command:
         for at, end in pairwise(ends):
             if words[at][2:] in several and end - at > 2:
                 raise ConfigError(
-                    f"{words[at]} takes all of {', '.join(words[at + 1 : end])}: if one of them is the "
-                    f"{self._positional}, name it first or with {_flag(self._positional)}."
+                    f"{words[at]} takes {', '.join(words[at + 1 : end])} as its values: if one of them is the "
+                    f"{self._positional}, put it first or give it with {_flag(self._positional)}."
                 )
 
     def _unknown(self, word: str) -> str:

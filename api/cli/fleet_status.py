@@ -26,7 +26,7 @@ def print_fleet(options: FleetStatusOptions) -> int:
     if rows:
         print(text_table(_HEAD, rows))
     if gateways := fleet.get("gateways"):
-        print(f"Gateways since the start: {gateways['started']} started, {gateways['lost']} lost.")
+        print(f"Gateways since the server's start: {gateways['started']} started, {gateways['lost']} lost.")
         print(text_table(_GATEWAY_HEAD, [gateway_row(each) for each in gateways["data"]]))
     return 0
 
@@ -54,7 +54,7 @@ def summary_of(fleet: Mapping[str, Any]) -> str:
     since += [f"{fleet['replays']} replays"]
     if bounds:
         since += [f"scaled up {fleet['scaled_up']}, down {fleet['scaled_down']}"]
-    return f"{', '.join(parts)}.\nSince the start: {', '.join(since)}."
+    return f"{', '.join(parts)}.\nSince the server's start: {', '.join(since)}."
 
 
 def row_of(replica: Mapping[str, Any]) -> tuple[str, ...]:

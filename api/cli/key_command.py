@@ -53,7 +53,7 @@ def list_keys(options: KeyListOptions) -> int:
 
 def _show(key: str) -> None:
     """Print a key on standard output, for programs, and a hint for the user on standard error."""
-    print("The key, which is shown only now; a running server takes it within a second:", file=sys.stderr, flush=True)
+    print("The key is shown only once. A running server accepts it within a second:", file=sys.stderr, flush=True)
     print(key)
 
 

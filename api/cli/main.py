@@ -113,7 +113,7 @@ def _run(name: str, argv: Sequence[str]) -> int:
 def _of_system(error: OSError) -> str:
     """Return an error of the operating system on one line, with the name of its file."""
     if error.filename is None and "temporary directory" in str(error):
-        return "no folder for temporary files can be written. Try: TMPDIR=FOLDER, with one that can be"
+        return "no folder for temporary files is writable. Try: TMPDIR=FOLDER with a writable folder"
     about = "" if error.filename is None else f": {error.filename}"
     return f"{error.strerror or error}{about}"
 

@@ -46,7 +46,7 @@ def plain_words(words: Sequence[str], shorts: Mapping[str, str], flags: frozense
         else:
             plain.append(name + equals + value)
     if both := objects.keys() & {word.partition("=")[0] for word in plain}:
-        raise ConfigError(f"{min(both)} is given as a whole and by keys: give one of them.")
+        raise ConfigError(f"{min(both)} is given both as a JSON object and key by key: use one of the two.")
     return [*plain, *(f"{name}={json.dumps(given)}" for name, given in objects.items())]
 
 
@@ -65,7 +65,7 @@ def options_of_file(name: str) -> dict[str, Any]:
     except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"--config: {name} is not YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(given, dict):
-        raise ConfigError(f"--config: {name} must hold options, one in a line, such as 'port: 8000'.")
+        raise ConfigError(f"--config: {name} must contain options, one per line, such as 'port: 8000'.")
     return {str(key): value for key, value in given.items()}
 
 
@@ -94,7 +94,7 @@ def _put(target: dict[str, Any], dotted: re.Match[str], text: str) -> None:
     for key in outer:
         target = target.setdefault(key, {})
         if not isinstance(target, dict):
-            raise ConfigError(f"{dotted[0]}: {key} has a value already.")
+            raise ConfigError(f"{dotted[0]}: {key} already has a value that is not an object.")
     value = _parsed(text)
     if dotted[3]:
         values = target.setdefault(last, [])

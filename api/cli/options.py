@@ -15,9 +15,12 @@ from ...engine.errors import ConfigError
 from ...engine.types import CALIBRATION_NAME, MAX_SEED, MIN_SEED
 
 _DEFAULT_URL = (
-    "Default: the variable ROOTGRAFT_URL, else the only server that you run on this machine, else port 8000 of it."
+    "Default: the environment variable ROOTGRAFT_URL, else your only running server on this machine, else its port "
+    "8000."
 )
-_DEFAULT_KEY = "Default: the variable ROOTGRAFT_API_KEY, which other users cannot see as they can a command line."
+_DEFAULT_KEY = (
+    "Default: the environment variable ROOTGRAFT_API_KEY, which other users cannot see, unlike a command line."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +29,11 @@ class PullOptions:
 
     model: str | None = option(
         None,
-        "Name in the catalogue (rootgraft search) or on the hub (org/name). Without it: SmolLM2-135M-Instruct (Q4_1).",
+        "Name in the catalogue (rootgraft search) or on the Hugging Face Hub (org/name). Default: "
+        "SmolLM2-135M-Instruct (Q4_1).",
         group="model",
     )
-    revision: str | None = option(None, "Branch, tag or commit of a model on the hub.", group="model")
+    revision: str | None = option(None, "Branch, tag or commit of a model on the Hub.", group="model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,23 +42,23 @@ class RunOptions:
 
     model: str | None = option(
         None,
-        "Folder, GGUF file, name in the catalogue or on the hub, such as Qwen/Qwen3-0.6B. Without it: "
-        "SmolLM2-135M-Instruct (Q4_1). In the chat, /help lists commands, and Ctrl-D ends it and the server.",
+        "Folder, GGUF file, or name in the catalogue or on the Hugging Face Hub, such as Qwen/Qwen3-0.6B. Default: "
+        "SmolLM2-135M-Instruct (Q4_1). In the chat, /help lists commands; Ctrl-D ends the chat and the server.",
         group="model",
     )
-    revision: str | None = option(None, "Branch, tag or commit of a model on the hub.", group="model")
+    revision: str | None = option(None, "Branch, tag or commit of a model on the Hub.", group="model")
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizeOptions:
     """Options of ``rootgraft quantize``."""
 
-    model: str = option("", "Folder in Hugging Face format, or a name on the hub that was downloaded.", group="model")
-    output: str = option("", "Folder to write; it must not exist, or be empty.", group="model")
+    model: str = option("", "Folder in Hugging Face format, or the Hub name of a downloaded model.", group="model")
+    output: str = option("", "Folder to write. It must be empty or not exist.", group="model")
     scheme: str = option(
         "w4a16",
-        "w4a16: integers of 4 bits with scales of groups. w8a8: of 8 bits, fp8: E4M3, both with scales of rows. nvfp4: "
-        "E2M1 with scales in E4M3 of 16 inputs.",
+        "w4a16: 4-bit integers, a scale per group. w8a8: 8-bit integers, a scale per row. fp8: E4M3, a scale per "
+        "row. nvfp4: E2M1, an E4M3 scale per 16 inputs.",
         choices=("w4a16", "w8a8", "fp8", "nvfp4"),
         group="model",
     )
@@ -71,7 +75,7 @@ class RemoteOptions:
     """Address, key and model of a server."""
 
     url: str | None = option(None, f"Address of an OpenAI-compatible server. {_DEFAULT_URL}", group="server")
-    api_key: str | None = option(None, f"Key that the server asks for. {_DEFAULT_KEY}", group="server")
+    api_key: str | None = option(None, f"API key of the server. {_DEFAULT_KEY}", group="server")
     model: str | None = option(None, "Model or adapter. Default: the first that the server lists.", group="server")
 
 
@@ -81,7 +85,7 @@ class FleetStatusOptions:
 
     url: str | None = option(None, f"Address of the server. {_DEFAULT_URL}", group="server")
     api_key: str | None = option(
-        None, f"Key with the scope admin, where the server asks for keys. {_DEFAULT_KEY}", group="server"
+        None, f"API key with the scope admin, if the server requires keys. {_DEFAULT_KEY}", group="server"
     )
     json: bool = option(False, "Print JSON for programs.", group="output")
 
@@ -91,10 +95,10 @@ class KvCacheOptions:
     """Options of ``rootgraft cache``: a folder of KV, or a server."""
 
     kv_disk: str | None = option(
-        None, "Folder of --kv-disk, whose server is not running. Without it: ask the server.", group="cache"
+        None, "A --kv-disk folder whose server is not running. Default: ask the running server.", group="cache"
     )
     url: str = option("http://127.0.0.1:8000/v1", "Address of the server.", group="server")
-    api_key: str | None = option(None, "Key with the scope admin, where the server asks for keys.", group="server")
+    api_key: str | None = option(None, "API key with the scope admin, if the server requires keys.", group="server")
     json: bool = option(False, "Print JSON for programs.", group="output")
 
 
@@ -102,52 +106,59 @@ class KvCacheOptions:
 class KvFileOptions:
     """Common options of ``rootgraft cache export`` and ``import``: a file with the KV of a folder or of a session."""
 
-    file: str = option("", "File of KV, which can be taken to another machine.", group="cache")
+    file: str = option("", "File with the KV. It can be copied to another machine.", group="cache")
     kv_disk: str | None = option(
-        None, "Folder of --kv-disk, whose server is not running. Without it: a session of a server.", group="cache"
+        None, "A --kv-disk folder whose server is not running. Default: a session on a running server.", group="cache"
     )
     url: str | None = option(None, f"Address of the server. {_DEFAULT_URL}", group="server")
     api_key: str | None = option(
-        None, f"Key with the scope admin, where the server asks for keys. {_DEFAULT_KEY}", group="server"
+        None, f"API key with the scope admin, if the server requires keys. {_DEFAULT_KEY}", group="server"
     )
 
     def __post_init__(self) -> None:
         check_options(self)
         if not self.file:
-            raise ConfigError("--file must be named.")
+            raise ConfigError("--file must be given.")
 
 
 @dataclass(frozen=True, slots=True)
 class KvExportOptions(KvFileOptions):
     """Options of ``rootgraft cache export``."""
 
-    session: str = option("", "Session (prompt_cache_key) of a server.", group="cache")
-    tenant: str = option("", "Tenant of the key that the session is of. Default: none.", group="cache")
+    session: str = option("", "Session to export, by its prompt_cache_key.", group="cache")
+    tenant: str = option("", "Tenant of the key that made the session. Default: none.", group="cache")
 
     def __post_init__(self) -> None:
         KvFileOptions.__post_init__(self)
         if self.kv_disk is None and not self.session:
-            raise ConfigError("--kv-disk must be named, or with --session a session of a server.")
+            raise ConfigError("Give --kv-disk FOLDER, or --session NAME for a session on a server.")
         if self.kv_disk is not None and self.session:
-            raise ConfigError("--session is of a server, and --kv-disk a folder: name one of them.")
+            raise ConfigError("--session exports from a server and --kv-disk from a folder: give only one of them.")
 
 
 @dataclass(frozen=True, slots=True)
 class KvImportOptions(KvFileOptions):
     """Options of ``rootgraft cache import``."""
 
-    kv_disk_gib: float = option(10.0, "Most GiB of files in the folder after an import.", low=0.001, high=1 << 20)
+    kv_disk_gib: float = option(10.0, "Maximum size of the folder after the import, in GiB.", low=0.001, high=1 << 20)
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
     """Sampling parameters; None selects the server's default."""
 
-    temperature: float | None = option(None, "0 is greedy. Default: the server's.", low=0, high=2, group="answer")
-    top_p: float | None = option(
-        None, "Share of the probability to draw from. Default: the server's.", low=0, high=1, group="answer"
+    temperature: float | None = option(
+        None, "Sampling temperature; 0 is greedy. Default: the server's.", low=0, high=2, group="answer"
     )
-    seed: int | None = option(None, "Seed of the draws.", low=MIN_SEED, high=MAX_SEED, group="answer")
+    top_p: float | None = option(
+        None,
+        "Nucleus sampling: sample from the most likely tokens that have this probability together. Default: the "
+        "server's.",
+        low=0,
+        high=1,
+        group="answer",
+    )
+    seed: int | None = option(None, "Sampling seed.", low=MIN_SEED, high=MAX_SEED, group="answer")
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -157,8 +168,10 @@ class SamplingOptions:
 class ChatOptions:
     """Options of ``rootgraft chat``."""
 
-    system: str | None = option(None, "System message that opens the conversation.", group="answer")
-    max_tokens: int | None = option(None, "Most tokens in an answer. Default: the server's.", low=1, group="answer")
+    system: str | None = option(None, "System message at the start of the conversation.", group="answer")
+    max_tokens: int | None = option(
+        None, "Maximum number of tokens in an answer. Default: the server's.", low=1, group="answer"
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -168,8 +181,8 @@ class ChatOptions:
 class CompleteOptions:
     """Options of ``rootgraft complete``."""
 
-    prompt: str | None = option(None, "Text to continue. Without it: standard input.", group="answer")
-    max_tokens: int = option(128, "Most tokens in the answer.", low=1, group="answer")
+    prompt: str | None = option(None, "Text to complete. Default: standard input.", group="answer")
+    max_tokens: int = option(128, "Maximum number of tokens in the answer.", low=1, group="answer")
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -219,25 +232,28 @@ def _continued(levels: list[int], last: int) -> list[int]:
 class BenchOptions:
     """Load for ``rootgraft bench serve``. Lengths are in tokens."""
 
-    endpoint: str = option("chat", "What to call.", choices=("chat", "completions"), group="load")
+    endpoint: str = option("chat", "API endpoint to call.", choices=("chat", "completions"), group="load")
     num_prompts: int | None = option(
         None,
-        "Requests in all, 100 by default; in a sweep at each level, by default 4 for each client.",
+        "Number of requests. Default: 100; in a sweep, 4 per client at each level.",
         low=1,
         group="load",
     )
     request_rate: float = option(
-        float("inf"), "Requests a second, arriving as a Poisson process. inf: all at once.", low=0.001, group="load"
+        float("inf"), "Requests per second, arriving as a Poisson process. inf: all at once.", low=0.001, group="load"
     )
-    max_concurrency: int | None = option(None, "Most requests under way at one time.", low=1, group="load")
+    max_concurrency: int | None = option(None, "Maximum number of concurrent requests.", low=1, group="load")
     sweep: str | None = option(
         None,
-        "Measure at each of these numbers of clients, which send their next request when the last one has ended: "
-        "1,2,4,8 or 1,2,4,...,64.",
+        "Measure at each of these numbers of clients: 1,2,4,8 or 1,2,4,...,64. Each client sends its next request "
+        "when the last one has ended.",
         group="load",
     )
     seed: int | None = option(
-        None, "Seed of prompts and arrival times. Default: a new one in each run, which is told.", low=0, group="load"
+        None,
+        "Seed of prompts and arrival times. Default: a new one in each run, which is printed.",
+        low=0,
+        group="load",
     )
     temperature: float = option(1.0, "Temperature of every request.", low=0, high=2, group="load")
     mix: tuple[str, ...] = option(
@@ -247,22 +263,27 @@ class BenchOptions:
         words=True,
     )
     adapters: tuple[str, ...] = option((), "Names of adapters for the mix of that name.", group="prompts", words=True)
-    input_len: int = option(128, "Random tokens in each prompt, after the shared prefix.", low=1, group="prompts")
-    shared_prefix_len: int = option(
-        0, "Tokens that all prompts of a kind begin with. The mix shared-prefix: 1024.", low=0, group="prompts"
+    input_len: int = option(
+        128, "Number of random tokens in each prompt, after the shared prefix.", low=1, group="prompts"
     )
-    output_len: int = option(128, "Most tokens in each answer.", low=1, group="prompts")
-    ignore_eos: bool = option(False, "Generate all of --output-len, whatever the model says.", group="prompts")
-    dataset: str | None = option(
-        None,
-        "File of JSON lines in place of random prompts: prompt (a text) or messages, and output_len if it is not "
-        "--output-len.",
+    shared_prefix_len: int = option(
+        0,
+        "Number of tokens at the start of all prompts of a kind. Default for the mix shared-prefix: 1024.",
+        low=0,
         group="prompts",
     )
-    extra_body: str | None = option(None, "JSON object whose fields go into every request.", group="prompts")
-    output_json: str | None = option(None, "File for the figures and each request's timing.", group="output")
+    output_len: int = option(128, "Maximum number of tokens in each answer.", low=1, group="prompts")
+    ignore_eos: bool = option(False, "Ignore the end token and generate --output-len tokens.", group="prompts")
+    dataset: str | None = option(
+        None,
+        "JSON Lines file with the requests instead of random prompts. Each line has prompt (a string) or messages, "
+        "and optionally output_len, which overrides --output-len.",
+        group="prompts",
+    )
+    extra_body: str | None = option(None, "JSON object whose fields are added to every request.", group="prompts")
+    output_json: str | None = option(None, "File for the results and the timing of each request.", group="output")
     output_chart: str | None = option(
-        None, "File for the curves of a sweep: .svg, or .png where cairosvg is installed.", group="output"
+        None, "File for a chart of the sweep: .svg, or .png if cairosvg is installed.", group="output"
     )
 
     def __post_init__(self) -> None:
@@ -270,7 +291,7 @@ class BenchOptions:
         self._check_mix()
         if self.sweep is None:
             if self.output_chart is not None:
-                raise ConfigError("--output-chart draws the curves of a sweep: it needs --sweep.")
+                raise ConfigError("--output-chart needs --sweep, whose results it draws.")
             return
         _ = self.levels
         for flag, is_set in (
@@ -279,9 +300,9 @@ class BenchOptions:
             ("--dataset", self.dataset is not None),
         ):
             if is_set:
-                raise ConfigError(f"{flag} cannot go with --sweep, whose clients send their requests one by one.")
+                raise ConfigError(f"{flag} cannot be used with --sweep, whose clients send their requests one by one.")
         if self.output_chart is not None and not self.output_chart.lower().endswith((".svg", ".png")):
-            raise ConfigError(f"--output-chart must end in .svg or .png, not be {self.output_chart}.")
+            raise ConfigError(f"--output-chart must end in .svg or .png, not {self.output_chart}.")
 
     def _check_mix(self) -> None:
         if unknown := [name for name in self.mix if name not in MIXES]:
@@ -290,11 +311,11 @@ class BenchOptions:
             raise ConfigError(f"--mix must name at least one of {', '.join(MIXES)}.")
         if self.dataset is not None and (self.shared_prefix_len or self.mix != ("random",)):
             flag = "--shared-prefix-len" if self.shared_prefix_len else "--mix"
-            raise ConfigError(f"{flag} is for random prompts: it cannot go with --dataset.")
+            raise ConfigError(f"{flag} is for random prompts: it cannot be used with --dataset.")
         if ("adapters" in self.mix) != bool(self.adapters):
-            raise ConfigError("--mix adapters and --adapters NAME... go together.")
+            raise ConfigError("--mix adapters and --adapters NAME... must be given together.")
         if "schema" in self.mix and self.endpoint != "chat":
-            raise ConfigError("--mix schema needs --endpoint chat, whose response_format it asks for.")
+            raise ConfigError("--mix schema needs --endpoint chat, because it sends response_format.")
 
     @property
     def num_requests(self) -> int:
@@ -311,13 +332,15 @@ class BenchOptions:
 class RunBatchOptions:
     """Files and server of ``rootgraft run-batch``."""
 
-    input_file: str = option("", "JSON lines of requests in OpenAI's batch format.", group="batch", short="-i")
-    output_file: str = option("", "Where answers are appended; those in it are kept.", group="batch", short="-o")
-    url: str | None = option(
-        None, "Address of a running server. Without it: an engine of its own, with the options below.", group="batch"
+    input_file: str = option("", "JSON Lines file of requests in OpenAI's batch format.", group="batch", short="-i")
+    output_file: str = option(
+        "", "File to append the answers to. Answers already in it are kept.", group="batch", short="-o"
     )
-    api_key: str | None = option(None, "Key that the server asks for.", group="batch")
-    max_concurrency: int = option(64, "Most requests under way at one time.", low=1, high=4096, group="batch")
+    url: str | None = option(
+        None, "Address of a running server. Default: start an engine with the options below.", group="batch"
+    )
+    api_key: str | None = option(None, "API key of the server.", group="batch")
+    max_concurrency: int = option(64, "Maximum number of concurrent requests.", low=1, high=4096, group="batch")
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -330,16 +353,19 @@ class RunBatchOptions:
 class StepOptions:
     """Load for ``rootgraft bench step``."""
 
-    rows: int = option(32, "Sequences that draw one token each in every step.", low=0, group="load")
-    context: int = option(128, "Tokens of each sequence at the first step.", low=1, group="load")
-    shared: int = option(0, "Tokens that the contexts have in common at their start.", low=0, group="load")
+    rows: int = option(32, "Number of sequences that generate one token each in every step.", low=0, group="load")
+    context: int = option(128, "Number of tokens in each sequence at the first step.", low=1, group="load")
+    shared: int = option(
+        0, "Number of tokens at the start of the contexts that all of them share.", low=0, group="load"
+    )
     prefill: int = option(
         0,
-        "Tokens of a new prompt that is computed in each step, beside the rows: whole, whatever --target-itl-ms says.",
+        "Number of tokens of a new prompt in each step, beside the rows. It is not chunked, whatever --target-itl-ms "
+        "is.",
         low=0,
         group="load",
     )
-    steps: int = option(40, "Steps to measure, with timers and without.", low=1, group="load")
+    steps: int = option(40, "Number of steps to measure, once with timers and once without.", low=1, group="load")
     output_json: str | None = option(None, "File for the times.", group="output")
 
     def __post_init__(self) -> None:
@@ -347,7 +373,10 @@ class StepOptions:
         if not self.rows and not self.prefill:
             raise ConfigError("--rows and --prefill are both 0: there is nothing to compute.")
         if self.shared >= self.context:
-            raise ConfigError(f"--shared: {self.shared} tokens of {self.context}; a row needs one of its own.")
+            raise ConfigError(
+                f"--shared ({self.shared}) must be less than --context ({self.context}): each row needs at least one "
+                "token of its own."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,14 +384,14 @@ class KeyFileOptions:
     """The key file of the ``rootgraft key`` commands."""
 
     api_key_file: str = option(
-        "", "The file (.toml or .json) that the server has as --api-key-file. It takes changes at once.", group="key"
+        "", "The server's --api-key-file (.toml or .json). The server applies changes at once.", group="key"
     )
 
     def __post_init__(self) -> None:
         if not self.api_key_file:
-            raise ConfigError("--api-key-file must name the file that the server has; key add makes it.")
+            raise ConfigError("--api-key-file must name the server's key file; rootgraft key add creates it.")
         if not self.api_key_file.endswith((".toml", ".json")):
-            raise ConfigError(f"--api-key-file must end in .toml or .json, not be {self.api_key_file}.")
+            raise ConfigError(f"--api-key-file must end in .toml or .json, not {self.api_key_file}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,19 +411,21 @@ class KeyAddOptions(KeyNameOptions):
     """Permissions of the new key in ``rootgraft key add``."""
 
     tenant: str | None = option(
-        None, "Tenant, whose keys share cache and turns. Default: the key's name.", group="rights"
+        None,
+        "Tenant of the key. Keys of one tenant share cached KV and turns in the queue. Default: the key's name.",
+        group="rights",
     )
     scopes: tuple[str, ...] = option(
-        ("inference",), "What it may do: inference, metrics, admin.", group="rights", words=True
+        ("inference",), "What the key may do: inference, metrics, admin.", group="rights", words=True
     )
     adapters: tuple[str, ...] = option(
-        (), "Adapters that it may use besides the base model. Default: all.", group="rights", words=True
+        (), "Adapters that the key may use besides the base model. Default: all.", group="rights", words=True
     )
     requests_per_minute: int | None = option(None, "Default: no limit.", low=1, group="rights")
     tokens_per_minute: int | None = option(None, "Default: no limit.", low=1, group="rights")
     priority: str = option(
         "interactive",
-        "Its class, and the first that its requests may ask for.",
+        "Priority class of the key's requests, and the highest that they may ask for.",
         choices=("realtime", "interactive", "batch"),
         group="rights",
     )
@@ -415,11 +446,11 @@ class KeyListOptions(KeyFileOptions):
 class CalibrateOptions:
     """Options of ``rootgraft calibrate``."""
 
-    data: str = option("", "File of labelled lines: JSON objects with input and answer.", group="calibration")
+    data: str = option("", "JSON Lines file of labelled examples, each with input and answer.", group="calibration")
     question: str = option("", "JSON file with the question, as in POST /v1/decisions.", group="calibration")
-    name: str = option("", "Name of the calibration, for requests.", group="calibration")
-    calibration_dir: str = option("", "The folder that the server has as --calibration-dir.", group="calibration")
-    bias: bool = option(False, "Fit a bias for each label, too.", group="calibration")
+    name: str = option("", "Name of the calibration, which requests refer to.", group="calibration")
+    calibration_dir: str = option("", "The server's --calibration-dir.", group="calibration")
+    bias: bool = option(False, "Also fit a bias for each label.", group="calibration")
     answer_with: str = option("letters", "As in requests.", choices=("letters", "values"), group="calibration")
     json: bool = option(False, "Print JSON for programs.", group="output")
 
@@ -436,19 +467,19 @@ class CalibrateOptions:
 class UsageOptions:
     """Options of ``rootgraft usage``."""
 
-    usage_ledger: str = option("", "The file that the server has as --usage-ledger.", group="usage")
+    usage_ledger: str = option("", "The server's --usage-ledger file.", group="usage")
     by: str = option(
         "model",
-        "What a row is for: day, month, key, model or adapter (either: the name of a base model or of an adapter), or "
-        "tenant, as --api-key-file has it.",
+        "What to group by: day, month, key, model or adapter (both show the base model's or the adapter's name), or "
+        "tenant (from --api-key-file).",
         choices=("day", "month", "key", "model", "adapter", "tenant"),
         group="usage",
     )
-    since: str | None = option(None, "First day, such as 2026-11-01, of UTC.", group="usage")
-    until: str | None = option(None, "Last day.", group="usage")
-    api_key_file: str | None = option(None, "File with the keys' tenants.", group="usage")
+    since: str | None = option(None, "First day in UTC, such as 2026-11-01.", group="usage")
+    until: str | None = option(None, "Last day in UTC.", group="usage")
+    api_key_file: str | None = option(None, "Key file that gives the tenant of each key.", group="usage")
     prices: str | None = option(
-        None, "TOML file of prices for a million tokens, for a column with the cost.", group="usage"
+        None, "TOML file of prices per million tokens; adds a column with the cost.", group="usage"
     )
     csv: bool = option(False, "Print comma-separated values.", group="output")
     json: bool = option(False, "Print JSON for programs.", group="output")
@@ -456,7 +487,7 @@ class UsageOptions:
     def __post_init__(self) -> None:
         check_options(self)
         if not self.usage_ledger:
-            raise ConfigError("--usage-ledger must name the file that the server has.")
+            raise ConfigError("--usage-ledger must name the server's --usage-ledger file.")
         for name in ("since", "until"):
             day = getattr(self, name)
             try:
@@ -466,18 +497,18 @@ class UsageOptions:
             if not is_day:
                 raise ConfigError(f"--{name} must be a day such as 2026-11-01, not {day}.")
         if (self.by == "tenant") > (self.api_key_file is not None):
-            raise ConfigError("--by tenant needs --api-key-file, which has the keys' tenants.")
+            raise ConfigError("--by tenant needs --api-key-file, which gives the tenant of each key.")
         if self.csv and self.json:
-            raise ConfigError("--csv and --json exclude each other.")
+            raise ConfigError("--csv and --json cannot be used together.")
 
 
 @dataclass(frozen=True, slots=True)
 class AdminOptions:
     """Address and administrator's key of a server, for ``rootgraft models``."""
 
-    url: str | None = option(None, f"Address of a server of rootgraft. {_DEFAULT_URL}", group="server")
+    url: str | None = option(None, f"Address of a rootgraft server. {_DEFAULT_URL}", group="server")
     api_key: str | None = option(
-        None, f"Key with the scope admin, if the server asks for keys. {_DEFAULT_KEY}", group="server"
+        None, f"API key with the scope admin, if the server requires keys. {_DEFAULT_KEY}", group="server"
     )
     json: bool = option(False, "Print the server's answer as JSON, for programs.", group="output")
 
@@ -486,7 +517,7 @@ class AdminOptions:
 class NameOptions:
     """Name for ``rootgraft models rollback`` and ``remove``."""
 
-    name: str = option("", "A name of the catalogue; NAME@DIGEST is one version of it.", group="model")
+    name: str = option("", "A name in the server's model catalogue; NAME@DIGEST is one version of it.", group="model")
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -508,16 +539,18 @@ class VersionOptions(NameOptions):
 
     def __post_init__(self) -> None:
         if self.name and self.parts[1] is None:
-            raise ConfigError(f"--name must name a version too, such as {self.name}@3f2a9c: its digest's first digits.")
+            raise ConfigError(
+                f"--name must include a version, such as {self.name}@3f2a9c: the first digits of its digest."
+            )
         if not self.name:
-            raise ConfigError("--name must be NAME@DIGEST, of a version that rootgraft models list shows.")
+            raise ConfigError("--name must be NAME@DIGEST of a version that rootgraft models list shows.")
 
 
 @dataclass(frozen=True, slots=True)
 class CanaryOptions:
     """Share of requests for ``rootgraft models canary``."""
 
-    weight: int = option(10, "Percent of new requests that the version gets.", low=1, high=99, group="model")
+    weight: int = option(10, "Percentage of new requests to route to the version.", low=1, high=99, group="model")
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -527,12 +560,12 @@ class CanaryOptions:
 class AddOptions:
     """The version that ``rootgraft models add`` adds."""
 
-    name: str = option("", "Name that the version is added to.", group="model")
+    name: str = option("", "Name to add the version to.", group="model")
     source: str = option(
         "", "hf://org/name@revision, s3://bucket/folder, https://host/folder or file:///folder.", group="model"
     )
-    digest: str | None = option(None, "SHA-256 that the content must have.", group="model")
-    base: str | None = option(None, "Base model of the adapter, where the server has several.", group="model")
+    digest: str | None = option(None, "Expected SHA-256 of the content.", group="model")
+    base: str | None = option(None, "Base model of the adapter, if the server has several.", group="model")
 
     def __post_init__(self) -> None:
         for flag, value in (("--name", self.name), ("--source", self.source)):

@@ -19,7 +19,7 @@ def quantize(options: QuantizeOptions) -> int:
 
     files = resolve_model(options.model, on_machine=True)
     if not files.path.is_dir():
-        raise ConfigError(f"--model: {options.model} is a GGUF file, whose weights are quantised already.")
+        raise ConfigError(f"--model: {options.model} is a GGUF file: its weights are already quantised.")
 
     out = Path(options.output).expanduser()
     with tqdm(desc="Quantising", unit="tensor", dynamic_ncols=True, disable=not sys.stderr.isatty()) as bar:

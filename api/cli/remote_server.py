@@ -100,7 +100,7 @@ class RemoteServer:
         url = _base_url(_default_url() if options.url is None else options.url)
         key = os.environ.get("ROOTGRAFT_API_KEY") if options.api_key is None else options.api_key
         if not (key or "").isprintable():
-            raise ConfigError("--api-key holds what no key may: a line break, another control character or no UTF-8.")
+            raise ConfigError("--api-key must be UTF-8 text without line breaks and other control characters.")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         async with aiohttp.ClientSession(
             headers=headers,
@@ -127,7 +127,7 @@ class RemoteServer:
         except aiohttp.ClientError as error:
             raise _unreachable(self._url, error) from error
         except (ValueError, KeyError, IndexError, TypeError) as error:
-            raise RemoteError("no model", f"{self._url} lists no model: name one with --model.") from error
+            raise RemoteError("no model", f"{self._url} lists no models: name one with --model.") from error
 
     async def get(self, path: str) -> dict[str, Any]:
         """Return the JSON object at a path. Raises RemoteError for a refusal, a missing answer, or other content."""
@@ -140,7 +140,7 @@ class RemoteServer:
         except ValueError:
             found = None
         if not isinstance(found, dict):
-            raise RemoteError("not JSON", f"{self._url / path} answers with what is no JSON object.")
+            raise RemoteError("not JSON", f"{self._url / path} sent a response that is not a JSON object.")
         return found
 
     async def post(self, path: str, body: Mapping[str, Any] | bytes) -> tuple[int, Mapping[str, str], bytes]:
@@ -167,7 +167,7 @@ class RemoteServer:
         try:
             return orjson.loads(raw)
         except ValueError as error:
-            raise RemoteError("no JSON", f"{self._url} answers with what is no JSON: {raw[:80]!r}") from error
+            raise RemoteError("no JSON", f"{self._url} sent a response that is not JSON: {raw[:80]!r}") from error
 
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """Yield the events of one streamed answer; the last event may contain only ``usage``.
@@ -199,7 +199,7 @@ class RemoteServer:
                 ):
                     await response.read()
             except (TimeoutError, aiohttp.ClientError) as error:
-                raise RemoteError("not answering", f"The server at {self._url} no longer answers.") from error
+                raise RemoteError("not answering", f"The server at {self._url} no longer responds.") from error
             await asyncio.sleep(_HEALTH_SECONDS)
 
     @asynccontextmanager
@@ -216,7 +216,7 @@ class RemoteServer:
             data = body if body is None or isinstance(body, bytes) else dumps_exact(body)
         except UnicodeEncodeError as error:
             # Bytes from the terminal that are not UTF-8 become lone surrogates in the text.
-            raise RemoteError("no UTF-8", "The text is not UTF-8, as a request must be. Try: iconv -t UTF-8") from error
+            raise RemoteError("no UTF-8", "The text is not valid UTF-8. Try: iconv -t UTF-8") from error
         try:
             timeout = _timeout(silent)
             async with self._session.request(
@@ -228,7 +228,7 @@ class RemoteServer:
         except aiohttp.SocketTimeoutError as error:
             raise _silent(self._url) from error
         except aiohttp.ClientError as error:
-            raise RemoteError("broken off", f"The connection to {self._url} broke off: {_cause(error)}.") from error
+            raise RemoteError("broken off", f"The connection to {self._url} was lost: {_cause(error)}.") from error
 
 
 async def timed(
@@ -310,18 +310,18 @@ def _unreachable(url: URL, error: Exception) -> RemoteError:
     if isinstance(error, aiohttp.SocketTimeoutError):
         return _silent(url)
     is_here = url.host in ("127.0.0.1", "localhost", "::1")
-    advice = " Start one with: rootgraft serve. To talk at once: rootgraft run" if is_here else ""
-    return RemoteError("not reachable", f"No server answers at {url} ({_cause(error)}).{advice}")
+    advice = " Start one with: rootgraft serve. Or chat without a server: rootgraft run" if is_here else ""
+    return RemoteError("not reachable", f"No server responds at {url} ({_cause(error)}).{advice}")
 
 
 def _silent(url: URL) -> RemoteError:
-    return RemoteError("not answering", f"The server at {url} takes a connection, and then says nothing.")
+    return RemoteError("not answering", f"The server at {url} accepts connections but does not respond.")
 
 
 def _cause(error: Exception) -> str:
     """Return the cause of the error without the address, which the message contains already."""
     if isinstance(error, aiohttp.ClientConnectorDNSError):
-        return "the host is not known"
+        return "unknown host"
     if isinstance(error, aiohttp.ClientConnectorError):
         return "connection refused" if isinstance(error.os_error, ConnectionRefusedError) else "no connection"
     return str(error) or type(error).__name__
@@ -332,7 +332,7 @@ async def _raise_for_status(response: aiohttp.ClientResponse) -> None:
     if response.status == 200:
         return
     message, code = _error(await response.read())
-    raise RemoteError(f"HTTP {response.status}", f"The server answers HTTP {response.status}: {message}", code)
+    raise RemoteError(f"HTTP {response.status}", f"The server returned HTTP {response.status}: {message}", code)
 
 
 def _error(raw: bytes) -> tuple[str, str]:
@@ -374,8 +374,8 @@ def _event(data: bytes) -> dict[str, Any]:
     except ValueError:
         event = None
     if not isinstance(event, dict):
-        raise RemoteError("not an event", f"The server sent what is no event: {data[:80]!r}")
+        raise RemoteError("not an event", f"The server sent an invalid event: {data[:80]!r}")
     if event.get("error"):
         message, code = _error(data)
-        raise RemoteError("error in the stream", f"The server ended the answer with an error: {message}", code)
+        raise RemoteError("error in the stream", f"The server ended the response with an error: {message}", code)
     return event

@@ -36,16 +36,19 @@ def run_batch(options: RunBatchOptions, engine: EngineConfig) -> int:
         RemoteError: the connection is lost; the output has the answers so far, and the same command resumes.
     """
     if options.url is not None and engine != EngineConfig():
-        raise ConfigError("--url names a server that runs already: options of an own engine cannot go with it.")
+        raise ConfigError("--url uses a running server: engine options cannot be used with it.")
     source, target = Path(options.input_file), Path(options.output_file)
     if source.exists() and target.exists() and source.samefile(target):
-        raise ConfigError(f"{target} is the input: name another file for the answers.")
+        raise ConfigError(f"--output-file {target} is the input file: name another file for the answers.")
     total = sum(1 for _ in read_requests(source))
     with BatchOutput(target) as output:
         before = len(output.done)
         if any(request.custom_id not in output.done for request in read_requests(source)):
             uvloop.run(_run(engine, options, output, total))
-        print(f"{total} requests: {len(output.done) - before} answered now, {before} before; {output.failed} failed")
+        print(
+            f"{total} requests: {len(output.done) - before} answered in this run, {before} in earlier runs; "
+            f"{output.failed} failed"
+        )
         return 1 if output.failed else 0
 
 

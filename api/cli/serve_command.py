@@ -72,8 +72,8 @@ def _check_kv_memory(config: EngineConfig) -> None:
     asked, has = config.kv_cache_memory, memory().total / 2**30
     if asked is not None and asked > has and not takes_gpu(config.device):
         raise ConfigError(
-            f"--kv-cache-memory {asked:g} (GiB) is more than the memory that this process may use, {has:.1f} GiB. Try: "
-            f"rootgraft serve --kv-cache-memory {min(4.0, has / 4):.2g}"
+            f"--kv-cache-memory {asked:g} (GiB) is more than the {has:.1f} GiB of memory that this process may use. "
+            f"Try: rootgraft serve --kv-cache-memory {min(4.0, has / 4):.2g}"
         )
 
 

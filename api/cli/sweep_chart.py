@@ -66,7 +66,9 @@ def _png(svg: bytes) -> bytes:
     try:
         import cairosvg
     except ImportError:
-        raise ConfigError("--output-chart: PNG needs cairosvg (pip install cairosvg); .svg needs nothing.") from None
+        raise ConfigError(
+            "--output-chart: PNG needs cairosvg (pip install cairosvg); SVG needs no extra package."
+        ) from None
     return bytes(cairosvg.svg2png(bytestring=svg, scale=2))
 
 

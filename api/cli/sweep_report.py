@@ -69,7 +69,7 @@ def sweep_table(levels: Sequence[Level], knee: int | None, *, in_terminal: bool 
         share = levels[knee].throughput / max(level.throughput for level in levels)
         lines.append(f"* Knee (Kneedle): {levels[knee].clients} clients have {share:.0%} of the best throughput.")
     elif sum(not level.interrupted for level in levels) > 2:
-        lines.append("No knee: throughput goes on growing. It may be beyond the last level.")
+        lines.append("No knee: throughput keeps growing. The knee may be beyond the last level.")
     if (last := levels[-1]).interrupted:
         lines.append(f"! Interrupted after {last.figures['requests']} requests: too few to compare.")
     for title, key in (("Failed", "errors"), ("Invalid answers", "invalid_answers")):

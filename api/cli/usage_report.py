@@ -144,5 +144,5 @@ def _prices_of(model: str, prices: Mapping[str, ModelPrices]) -> ModelPrices:
     names = (model, answered, _VERSION.sub("", answered), "*")
     found = next((prices[name] for name in names if name in prices), None)
     if found is None:
-        raise ConfigError(f'--prices has no price for {model}, and none for "*", which stands for all others.')
+        raise ConfigError(f'--prices has no price for {model}, and none for "*", the default for other models.')
     return found

@@ -78,12 +78,15 @@ def test_a_plain_file_of_options_is_one_model(read: Any) -> None:
         ("models: [{model: a, thread: 1}]", "models[0]: unknown option --thread. Did you mean --threads?"),
         ("models: [{model: a}, {model: b, threads: x}]", "models[1]: --threads: must be a whole number"),
         ("models: [{model: a, threads: -1}]", "models[0]: --threads must be at least"),
-        ("models: [{model: a, port: 1}]", "models[0]: --port is of the whole server: put it above models"),
-        ("models: [{model: a, api-key: x}]", "models[0]: --api-key is of the whole server: put it above models"),
+        ("models: [{model: a, port: 1}]", "models[0]: --port belongs to the whole server: move it out of 'models'"),
+        (
+            "models: [{model: a, api-key: x}]",
+            "models[0]: --api-key belongs to the whole server: move it out of 'models'",
+        ),
         ("models: [{model: a, digest: 12}]", "models[0].digest must have 32 hexadecimal digits in quotes, not 12"),
-        ("models: [{model: a, config: b}]", "models[0]: --config is of the whole server"),
-        ("model: a\nmodels: [{model: b}]", "--model is of one model: give it to an entry of models"),
-        ("lora-modules: [a=b]\nmodels: [{model: b}]", "--lora-modules is of one model"),
+        ("models: [{model: a, config: b}]", "models[0]: --config belongs to the whole server"),
+        ("model: a\nmodels: [{model: b}]", "--model belongs to a single model: move it into an entry of 'models'"),
+        ("lora-modules: [a=b]\nmodels: [{model: b}]", "--lora-modules belongs to a single model"),
         ("prot: 1\nmodels: [{model: b}]", "unknown option --prot. Did you mean --port?"),
     ],
 )
@@ -99,9 +102,9 @@ def test_a_model_on_the_command_line_does_not_go_with_several(tmp_path: Path, ca
     path = tmp_path / "fleet.yaml"
     path.write_text(TWO)
     assert command_line.main(["serve", "org/other", "--config", str(path)]) == 2
-    assert "--model is of one model" in capsys.readouterr().err
+    assert "--model belongs to a single model" in capsys.readouterr().err
     assert command_line.main(["run-batch", "-i", "a", "-o", "b", "--config", str(path)]) == 2
-    assert "a file of several models is for rootgraft serve" in capsys.readouterr().err
+    assert "only rootgraft serve accepts a file with several models" in capsys.readouterr().err
 
 
 def checked(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, text: str) -> str:

@@ -63,7 +63,7 @@ class _ChatLoop:
     def run(self) -> int:
         """Answer questions until the end of the input. Returns the exit code."""
         if in_terminal():
-            print_dim(f"{self._server.model}. Ctrl-C stops an answer, Ctrl-D leaves. /help lists commands.")
+            print_dim(f"{self._server.model}. Ctrl-C stops an answer, Ctrl-D quits. /help lists commands.")
             self._warn_of_unlisted()
         try:
             for line in questions(self._runner):
@@ -108,14 +108,14 @@ class _ChatLoop:
 
     def _tell_way_out(self, error: str) -> None:
         """Print that the question was left out. If the server refused it, print how to reset settings and turns."""
-        print_dim("The question was left out.")
+        print_dim("The question was removed from the conversation.")
         if error != "HTTP 400":
             return
         if self._conversation.settings:
             sent = ", ".join(self._conversation.settings)
-            print_dim(f"Settings that were sent with it: {sent}. /set NAME without a value removes one.")
+            print_dim(f"It was sent with these settings: {sent}. /set NAME without a value removes one.")
         if self._conversation.turns:
-            print_dim("/clear begins a new conversation.")
+            print_dim("/clear starts a new conversation.")
 
     def _stream(self, answer: ShownAnswer) -> Timing:
         """Show the answer to the last question, after dropping the oldest turns that do not fit the context."""
@@ -128,11 +128,13 @@ class _ChatLoop:
             dropped += 1
         if dropped and timing.error is None:
             turns = "question was" if dropped == 1 else f"{dropped} questions were"
-            print_dim(f"The context is full: this conversation's oldest {turns} left out, with what was answered.")
+            print_dim(f"The context is full: the oldest {turns} left out of the request, answers included.")
         if timing.error is None and timing.finish == "length":
             is_set = "max_tokens" in self._conversation.settings
-            more = "/set max_tokens N gives it more." if is_set else "/clear begins a new conversation, which has more."
-            print_dim(f"The answer was cut off after {timing.completion} tokens: the room for it ends there. {more}")
+            more = (
+                "/set max_tokens N raises the limit." if is_set else "/clear starts a new conversation with more room."
+            )
+            print_dim(f"The answer was cut off after {timing.completion} tokens, its limit. {more}")
         return timing
 
     def _output(self) -> TextOutput:
@@ -161,4 +163,4 @@ class _ChatLoop:
         with suppress(RemoteError):
             if (model := self._server.model) not in (names := self._models()):
                 shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
-                print_dim(f"The server lists no model {model}. It lists {shown}. /model NAME takes another.")
+                print_dim(f"The server has no model {model}. It has {shown}. /model NAME selects another.")

@@ -80,12 +80,12 @@ class ChatHistory:
             settings, messages = content.get("settings", {}), content["messages"]
             turns = [{"role": str(each["role"]), "content": str(each["content"])} for each in messages]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ConfigError(f"{path} is no conversation that /save wrote.") from error
+            raise ConfigError(f"{path} is not a conversation written by /save.") from error
         has_system = bool(turns) and turns[0]["role"] == "system"
         system, turns = (turns[0]["content"], turns[1:]) if has_system else (None, turns)
         roles = [each["role"] for each in turns]
         if roles != ["user", "assistant"] * (len(roles) // 2) or not isinstance(settings, dict):
-            raise ConfigError(f"{path}: after a system message or none, questions and answers must take turns.")
+            raise ConfigError(f"{path}: questions and answers must alternate, after an optional system message.")
         self.system, self.settings, self.turns, self.files = system, settings, turns, []
 
 
@@ -95,9 +95,9 @@ def read_text(path: Path) -> str:
         with path.open("rb") as file:
             raw = file.read(MOST_FILE_BYTES + 1)
         if len(raw) > MOST_FILE_BYTES:
-            raise ConfigError(f"{path} is longer than {MOST_FILE_BYTES >> 20} MiB.")
+            raise ConfigError(f"{path} is larger than {MOST_FILE_BYTES >> 20} MiB.")
         return raw.decode("utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not a text in UTF-8.") from error
+        raise ConfigError(f"{path} is not a UTF-8 text file.") from error

@@ -43,7 +43,7 @@ def run(options: RunOptions, sampling: SamplingOptions, answers: ChatOptions) ->
     served = [each for each in running_servers({os.getuid()}) if each.status == "ready" and path == each.path]
     if served:
         if in_terminal():
-            print_dim(f"A server that runs already has the model, and goes on after this chat: {served[0].url}")
+            print_dim(f"Using a running server that has the model; it keeps running after this chat: {served[0].url}")
         return _talk(served[0], sampling, answers)
     with _own_server(options) as record:
         return _talk(record, sampling, answers)
@@ -61,7 +61,7 @@ def _own_server(options: RunOptions) -> Iterator[RunRecord]:
     command += [] if options.revision is None else ["--revision", options.revision]
     with _log_file() as log:
         if in_terminal():
-            print_dim(f"Loading the model ... Ctrl-C ends this. The server's log: {log.name}")
+            print_dim(f"Loading the model ... Ctrl-C cancels. The server's log: {log.name}")
         # The server has its own process group, so that Ctrl-C stops an answer and not the server.
         ends_with_this = partial(end_with_parent, os.getpid())
         server = subprocess.Popen(
@@ -87,7 +87,7 @@ def _ready(server: subprocess.Popen[bytes], log: BinaryIO) -> RunRecord:
         time.sleep(_SECONDS_BETWEEN_LOOKS)
     log.seek(max(0, log.seek(0, os.SEEK_END) - _MOST_LOG_BYTES))
     lines = log.read().decode(errors="replace").strip().splitlines()
-    last = lines[-1].removeprefix("rootgraft serve: ") if lines else f"the server ended with code {server.returncode}."
+    last = lines[-1].removeprefix("rootgraft serve: ") if lines else f"the server exited with code {server.returncode}."
     raise ServerStartError(f"{last} The server's log: {log.name}")
 
 

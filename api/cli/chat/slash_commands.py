@@ -14,7 +14,7 @@ from ....engine.peer_options import nearest
 from ...exact_json import dumps_exact, loads_exact
 from .chat_history import ChatHistory, read_text
 
-_NOTHING_SET = "Nothing is set. /set NAME VALUE sets a field of requests, such as temperature, max_tokens or seed."
+_NOTHING_SET = "Nothing is set. /set NAME VALUE sets a request field such as temperature, max_tokens or seed."
 _COMMAND = re.compile(r"\s*/([a-z]+)(?:\s+(.*))?\s*", re.DOTALL)
 
 
@@ -54,23 +54,25 @@ def run_slash_command(line: str, session: ChatSession) -> str | None:
     name, argument = found[1], (found[2] or "").strip()
     if name not in COMMANDS_OF_CHAT:
         hint = nearest(f"/{name}", [f"/{each}" for each in COMMANDS_OF_CHAT if each not in _ALIASES])
-        raise ConfigError(f"there is no command /{name}.{hint} /help lists them; a space before it sends it as text.")
+        raise ConfigError(
+            f"unknown command /{name}.{hint} /help lists commands. To send it as text, put a space before it."
+        )
     return COMMANDS_OF_CHAT[name][1](session, argument)
 
 
 def _help(session: ChatSession, argument: str) -> str:
     lines = [f"/{name:8}{about}" for name, (about, _) in COMMANDS_OF_CHAT.items() if name not in _ALIASES]
-    return "\n".join([*lines, 'Alt-Enter begins a new line; so does Enter after """.'])
+    return "\n".join([*lines, 'Alt-Enter starts a new line. Between """ and """, Enter does too.'])
 
 
 def _clear(session: ChatSession, argument: str) -> str:
     session.conversation.clear()
-    return "A new conversation begins."
+    return "Started a new conversation."
 
 
 def _system(session: ChatSession, argument: str) -> str:
     if not argument:
-        return session.conversation.system or "There is no system message. /system TEXT takes one."
+        return session.conversation.system or "There is no system message. /system TEXT sets one."
     session.conversation.system = None if argument == "none" else argument
     return ""
 
@@ -84,8 +86,8 @@ def _set(session: ChatSession, argument: str) -> str:
         settings.pop(name, None)
         return ""
     if name in ("messages", "model", "stream", "stream_options", "n"):
-        way = " /model NAME takes another one." if name == "model" else ""
-        raise ConfigError(f"{name} cannot be set: the chat gives it itself.{way}")
+        way = " /model NAME selects another one." if name == "model" else ""
+        raise ConfigError(f"{name} cannot be set: the chat sets it.{way}")
     try:
         settings[name] = loads_exact(value.encode())
     except (orjson.JSONDecodeError, UnicodeEncodeError):
@@ -117,7 +119,7 @@ def _file(session: ChatSession, argument: str) -> str:
     text = read_text(path)
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
     session.conversation.files.append(f"{path.name}:\n{fence}\n{text.rstrip(chr(10))}\n{fence}")
-    return f"The next question has {path.name}, {len(text):,} characters."
+    return f"The next question will include {path.name}, {len(text):,} characters."
 
 
 def _exit(session: ChatSession, argument: str) -> str:
@@ -133,14 +135,14 @@ def _path(name: str, argument: str) -> Path:
 _ALIASES = ("bye", "quit")
 COMMANDS_OF_CHAT: dict[str, tuple[str, Callable[[ChatSession, str], str]]] = {
     "help": ("list the commands", _help),
-    "clear": ("begin a new conversation; the system message stays", _clear),
-    "system": ("show the system message, or take another: /system Be brief. /system none has none", _system),
-    "set": ("show what is set, or set a field of requests: /set temperature 0.2; without a value, unset it", _set),
-    "model": ("list the models and adapters, or take another", _model),
-    "file": ("put a text file before the next question", _file),
+    "clear": ("start a new conversation; keep the system message", _clear),
+    "system": ("show the system message, or set it: /system Be brief. /system none removes it", _system),
+    "set": ("show the settings, or set a request field: /set temperature 0.2; without a value, unset it", _set),
+    "model": ("list the models and adapters, or select one", _model),
+    "file": ("add a text file before the next question", _file),
     "save": ("write the conversation to a file", _save),
-    "load": ("go on with a conversation from a file", _load),
-    "exit": ("leave, as Ctrl-D does", _exit),
+    "load": ("load a conversation from a file", _load),
+    "exit": ("quit, like Ctrl-D", _exit),
     "bye": ("leave", _exit),
     "quit": ("leave", _exit),
 }

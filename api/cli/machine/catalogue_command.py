@@ -27,12 +27,12 @@ def search(options: SearchOptions) -> int:
         print(json.dumps([_fields(model, room) for model in found], indent=2))
         return int(not found)
     if not found:
-        print(f"No model of the catalogue has {options.words!r}. Try: rootgraft search", file=sys.stderr)
+        print(f"No model in the catalogue matches {options.words!r}. Try: rootgraft search", file=sys.stderr)
         return 1
     print(text_table(_HEAD, [_row(model, room) for model in found]))
     print(
-        "\nMEMORY: weights, and the KV of 8,192 tokens. TOKENS/S: at most, for one answer, where memory reads "
-        f"{LAPTOP_BANDWIDTH:.0f} GB/s, as in a usual laptop. Try: rootgraft run NAME"
+        "\nMEMORY: weights and the KV of 8,192 tokens. TOKENS/S: upper bound for one answer with a memory bandwidth "
+        f"of {LAPTOP_BANDWIDTH:.0f} GB/s, as in a typical laptop. Try: rootgraft run NAME"
     )
     return 0
 
@@ -46,10 +46,10 @@ def show(options: ShowOptions) -> int:
     model = catalogue().get(options.model)
     if model is None:
         if family := family_sizes(options.model):
-            raise ModelError(f"the catalogue has no {options.model}, but {', '.join(family)}. Try: rootgraft search")
+            raise ModelError(f"the catalogue has no {options.model}; it has {', '.join(family)}. Try: rootgraft search")
         raise ModelError(
             f"the catalogue has no {options.model}.{nearest(options.model, catalogue())} For a folder, a file or a "
-            f"model that was downloaded: rootgraft doctor {options.model}"
+            f"downloaded model: rootgraft doctor {options.model}"
         )
     room = _room()
     fields = _fields(model, room)
@@ -61,7 +61,7 @@ def show(options: ShowOptions) -> int:
         "model": model.name,
         "from": f"https://huggingface.co/{repository}" + (f", the file {tag}" if tag else ""),
         "weights": f"{bytes_text(model.gigabytes * 1e9)}, {model.form}",
-        "memory": f"{bytes_text(model.memory_bytes)} with the KV of 8,192 tokens, of {bytes_text(room)} free here",
+        "memory": f"{bytes_text(model.memory_bytes)} with the KV of 8,192 tokens; {bytes_text(room)} are free here",
         "context": f"{model.context:,} tokens",
         "use": model.use,
         "licence": model.license,

@@ -65,9 +65,9 @@ def _lines_of(finding: Finding, width: int, coloured: bool) -> list[str]:
 
 def _sum(findings: Sequence[Finding]) -> str:
     counts = Counter(finding.status for finding in findings)
-    faults = {0: "A server can start here", 1: "1 thing keeps a server from starting"}
-    slow = {0: "nothing was found that makes it slow", 1: "1 thing makes it slow"}
-    first = faults.get(counts["fault"], f"{counts['fault']} things keep a server from starting")
+    faults = {0: "A server can start here", 1: "1 problem keeps a server from starting"}
+    slow = {0: "found nothing that makes it slow", 1: "1 thing makes it slow"}
+    first = faults.get(counts["fault"], f"{counts['fault']} problems keep a server from starting")
     second = slow.get(counts["slow"], f"{counts['slow']} things make it slow")
     return f"{first}; {second}."
 

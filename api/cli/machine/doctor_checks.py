@@ -124,19 +124,19 @@ def check_model(config: EngineConfig) -> list[Finding]:
             "Model",
             "memory",
             "ok" if is_small else "fault",
-            f"{size} for weights{each}, of {room} that they may take",
-            "" if is_small else "The weights do not fit. Free memory, or take a smaller form of the model.",
+            f"{size} for weights{each}, of {room} available to them",
+            "" if is_small else "The weights do not fit. Free memory, or use a smaller quantisation of the model.",
         ),
         Finding(
             "Model",
             "KV",
             "ok" if plan.kv_tokens else "fault",
-            f"{plan.kv_token_bytes:,} bytes a token{each}; the pool holds up to {plan.kv_tokens:,} tokens",
+            f"{plan.kv_token_bytes:,} bytes per token{each}; the pool holds up to {plan.kv_tokens:,} tokens",
             "" if plan.kv_tokens else "No memory is left for KV.",
         ),
         Finding("Model", "computed", "ok", f"{plan.computed}; {plan.device}"),
         *([Finding("Model", "ranks", "ok", f"{plan.ranks}; {_collectives(plan)}")] if plan.ranks > 1 else []),
-        Finding("Model", "adapters", "ok", "LoRA and DoRA on all linear modules, over these weights"),
+        Finding("Model", "adapters", "ok", "LoRA and DoRA on all linear modules, on top of these weights"),
     ]
 
 
@@ -157,12 +157,15 @@ def check_published(model: str) -> list[Finding]:
 def _collectives(plan: WeightPlan) -> str:
     parts = []
     if plan.stages > 1:
-        parts.append("each has some of the layers, and sends a vector of each token to the next")
+        parts.append("each has some of the layers and sends one vector per token to the next")
     if plan.sums:
-        parts.append(f"in each step {plan.sums} sums of hidden states over the ranks, and logits gathered once")
+        parts.append(f"per step, {plan.sums} all-reduces of hidden states and one gather of the logits")
     reads, least, most = plan.h200_milliseconds
-    sums = f", {least:.1f} to {most:.1f} of sums over NVLink" if plan.sums else ""
-    parts.append(f"on H200s a step of one token would take {reads:.1f} ms of reads{sums}, by figures of others")
+    sums = f" and {least:.1f} to {most:.1f} ms for all-reduces over NVLink" if plan.sums else ""
+    parts.append(
+        f"on H200s a step of one token would take {reads:.1f} ms to read the weights{sums} (published figures, not "
+        "measured here)"
+    )
     return "; ".join(parts)
 
 
@@ -171,16 +174,16 @@ def check_cpu(found: Processor) -> Iterator[Finding]:
     sets = found.instruction_sets
     value = f"{found.name}: {', '.join(sets) or found.architecture}"
     if found.architecture in ("x86_64", "AMD64") and "AVX2" not in sets:
-        reason = "No AVX2: kernels fall back to vectors of 16 bytes. CPUs since 2013 have it; this VM may hide it."
+        reason = "No AVX2: kernels use slower 16-byte vectors. CPUs since 2013 have AVX2; a VM may hide it."
         yield Finding("Compute", "CPU", "slow", value, reason)
     else:
         yield Finding("Compute", "CPU", "ok", value)
     if found.huge_pages == "never":
-        reason = "Without huge pages the KV pool costs many more address translations."
+        reason = "Without huge pages, access to the KV pool misses the TLB more often."
         command = "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"
         yield Finding("Compute", "huge pages", "slow", "never", reason, command)
     if found.governor == "powersave":
-        reason = "The clock may stay low under short steps."
+        reason = "The CPU clock may stay low during short steps."
         command = "sudo cpupower frequency-set -g performance"
         yield Finding("Compute", "clock", "note", "governor powersave", reason, command)
 
@@ -193,27 +196,25 @@ def check_cores(found: Cores, load: float) -> Iterator[Finding]:
     if found.quota is not None:
         parts.append(f"the cgroup allows {found.quota:g}")
     if found.compute_threads < found.usable:
-        parts.append(f"an engine takes {found.compute_threads}, one for each core of a socket")
+        parts.append(f"an engine uses {found.compute_threads} threads, one per core of one socket")
     value = ", ".join(parts)
     if found.quota is not None and found.quota < 1:
-        reason = "With less than one core each step waits for its turn: give the container one (--cpus)."
+        reason = "With less than one core, each step is throttled: give the container at least one (--cpus)."
         yield Finding("Compute", "cores", "slow", value, reason)
     else:
         yield Finding("Compute", "cores", "ok", value)
     if load > found.machine:
-        reason = "Other processes want more than all cores; streams will stutter."
+        reason = "Other processes overload the cores; streams will stutter."
         yield Finding("Compute", "load", "slow", f"{load:.1f} on {found.machine} cores", reason, "top -o %CPU")
 
 
 def check_memory(found: Memory) -> Finding:
     """Check the memory, and how much of it the KV pool would get."""
     value = f"{_gib(found.available)} available of {_gib(found.total)}"
-    value += (
-        f" (limit of the cgroup or of ulimit -v; the machine has {_gib(found.machine)})" if found.is_limited else ""
-    )
+    value += f" (limited by the cgroup or ulimit -v; the machine has {_gib(found.machine)})" if found.is_limited else ""
     pool = kv_pool_bytes(found, EngineConfig().gpu_memory_utilization)
     if pool < _LEAST_KV:
-        reason = f"A tenth is left alone, and {_gib(max(pool, 0))} would be left for KV, before any weights."
+        reason = f"A tenth is kept free, which leaves {_gib(max(pool, 0))} for KV even before any weights."
         return Finding("Compute", "memory", "fault", value, reason, "rootgraft serve --kv-cache-memory 0.25")
     return Finding("Compute", "memory", "ok", f"{value}; up to {_gib(pool)} for KV")
 
@@ -224,26 +225,26 @@ def check_kernels(found: KernelState) -> Iterator[Finding]:
     if found.compiler:
         yield Finding("Kernels", "compiler", "ok", found.compiler)
     elif found.status == "fitting":
-        yield Finding("Kernels", "compiler", "ok", "none, and none is needed: the package holds compiled kernels")
+        yield Finding("Kernels", "compiler", "ok", "none, and none is needed: the package contains compiled kernels")
     else:
         yield Finding("Kernels", "compiler", "slow", "none", "Kernels cannot be compiled for this CPU.", install)
     where = f"in {path_text(found.cache)}"
     if found.status == "built":
         yield Finding("Kernels", "CPU kernels", "ok", f"{found.instruction_set}, compiled, {where}")
     elif found.status == "compiled at start":
-        reason = "The first start compiles them, in about half a minute."
+        reason = "The first start compiles them; this takes about half a minute."
         yield Finding("Kernels", "CPU kernels", "note", f"not compiled yet {where}", reason)
     elif found.status == "fitting":
         yield Finding("Kernels", "CPU kernels", "ok", f"{found.instruction_set}, from the package")
     else:
         command = install if not found.compiler else "XDG_CACHE_HOME=/tmp/cache rootgraft serve"
         if found.status == "portable":
-            reason = f"They leave some of this CPU unused, and others cannot be compiled: {found.fault}."
+            reason = f"They do not use all instructions of this CPU, and others cannot be compiled: {found.fault}."
             yield Finding(
                 "Kernels", "CPU kernels", "slow", f"{found.instruction_set}, from the package", reason, command
             )
         else:
-            reason = f"Plain torch computes, many times slower: {found.fault}."
+            reason = f"Plain torch is used instead, many times slower: {found.fault}."
             yield Finding("Kernels", "CPU kernels", "slow", "none", reason, command)
 
 
@@ -266,20 +267,23 @@ def check_gpu(found: Driver | None, torch: TorchProbe) -> Iterator[Finding]:
     if found is None:
         yield Finding("Kernels", "GPU", "ok", "none: --device auto is cpu")
         return
-    gpus = ", ".join(found.gpus) or "one that nvidia-smi does not tell"
+    gpus = ", ".join(found.gpus) or "a GPU that nvidia-smi does not name"
     if torch.fault:
         yield Finding(
-            "Kernels", "GPU", "note", gpus, "Whether torch can use it is not known, as it cannot be imported."
+            "Kernels", "GPU", "note", gpus, "torch cannot be imported, so it is unknown whether it can use the GPU."
         )
     elif found.fault:
-        reason = f"The driver does not run, so the CPU computes: {found.fault.rstrip('.')}."
+        reason = f"The driver does not run, so the CPU is used: {found.fault.rstrip('.')}."
         yield Finding("Kernels", "GPU", "slow", gpus, reason, "sudo dmesg | grep -i nvrm")
     elif not torch.cuda:
         reason = "This torch is built for CPUs, so the GPU is not used."
         yield Finding("Kernels", "GPU", "slow", gpus, reason, f"pip install --force-reinstall {_CUDA_WHEELS}")
     else:
         told = f" ({torch.warnings[0]})" if torch.warnings else ""
-        reason = f"torch is for CUDA {torch.cuda}, which driver {found.version} does not serve{told}; the CPU computes."
+        reason = (
+            f"torch is built for CUDA {torch.cuda}, which driver {found.version} does not support{told}; the CPU is "
+            "used."
+        )
         is_old = int(found.version.partition(".")[0] or 0) < _LEAST_DRIVER
         command = install_command("nvidia-driver") if is_old else f"pip install --force-reinstall {_CUDA_WHEELS}"
         yield Finding("Kernels", "GPU", "slow", gpus, reason, command)
@@ -291,7 +295,7 @@ def check_packages(versions: dict[str, str], unmet: list[str]) -> Finding:
     wanted = unmet or missing
     if wanted:
         words = " ".join(f"'{each}'" for each in wanted)
-        reason = "A server cannot start without what is missing or of another version."
+        reason = "These packages are missing or have the wrong version; a server cannot start without them."
         return Finding("Kernels", "packages", "fault", ", ".join(wanted), reason, f"pip install {words}")
     shown = ("triton", "tokenizers", "llguidance", "xgrammar", "huggingface-hub", "fastapi", "uvicorn")
     return Finding(
@@ -312,7 +316,7 @@ def check_open_files(limits: tuple[int, int]) -> Finding:
     soft, hard = limits
     value = f"{soft} (at most {hard})"
     if soft < _LEAST_FILES:
-        reason = "Each connection takes one; beyond that new clients are not accepted."
+        reason = "Each connection uses one; at the limit, new clients are refused."
         return Finding("Serving", "open files", "note", value, reason, f"ulimit -n {min(hard, 65536)}")
     return Finding("Serving", "open files", "ok", value)
 
@@ -334,14 +338,14 @@ def check_caches() -> Iterator[Finding]:
     size = sum(model.size for model in models)
     served = sum(not model.fault for model in models)
     where = f"{path_text(own)} and {path_text(hub_cache())}"
-    value = f"{len(models)} of {bytes_text(size)} in {where}; {served} can be served"
+    value = f"{len(models)} ({bytes_text(size)}) in {where}; {served} can be served"
     yield (
         Finding("Serving", "models", "ok", value)
         if models
-        else Finding("Serving", "models", "note", "none here", "The first start fetches one.", "rootgraft pull")
+        else Finding("Serving", "models", "note", "none here", "The first start downloads one.", "rootgraft pull")
     )
     size = sum(adapter.size for adapter in adapters)
-    value = f"{len(adapters)} of {bytes_text(size)} in {path_text(adapter_cache_folder())}"
+    value = f"{len(adapters)} ({bytes_text(size)}) in {path_text(adapter_cache_folder())}"
     yield Finding("Serving", "adapters", "ok", value if adapters else "none downloaded")
     folder = own
     while not folder.exists() and folder != folder.parent:
@@ -351,7 +355,7 @@ def check_caches() -> Iterator[Finding]:
         status: Status = "note" if models else "fault"
         value = f"{path_text(folder)} cannot be written"
         command = "XDG_CACHE_HOME=/tmp/cache rootgraft serve"
-        yield Finding("Serving", "cache", status, value, "No model can be fetched into it.", command)
+        yield Finding("Serving", "cache", status, value, "No model can be downloaded into it.", command)
     elif free < _LEAST_DISK:
         value = f"{bytes_text(free)} free below {path_text(folder)}"
         yield Finding("Serving", "disk", "note", value, "Most models are larger.", "rootgraft list")

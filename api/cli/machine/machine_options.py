@@ -8,7 +8,7 @@ from ....engine.config import check_options, option
 from ....engine.errors import ConfigError
 from ....engine.json_options import QUANTIZATIONS
 
-_ADAPTER_CACHE = "Folder of downloaded adapters, as a server has it."
+_ADAPTER_CACHE = "Folder of downloaded adapters: the server's --adapter-cache-dir."
 SHELLS = ("bash", "zsh", "fish")
 
 
@@ -46,12 +46,12 @@ class DoctorOptions:
 
     model: str | None = option(
         None,
-        "Also tell how this model's weights are stored, what they will take in memory, and how they will be computed: "
-        "a folder, a GGUF file, or a name on the hub that was downloaded before. Of a published model it tells which "
-        "forms load, also before a download.",
+        "Also show how this model's weights are stored, how much memory they need, and how they are computed: a "
+        "folder, a GGUF file, or the Hub name of a downloaded model. For a published model, show which formats can "
+        "be loaded, even before the download.",
         group="model",
     )
-    quantization: str | None = option(None, "As of rootgraft serve.", choices=QUANTIZATIONS, group="model")
+    quantization: str | None = option(None, "As for rootgraft serve.", choices=QUANTIZATIONS, group="model")
 
     json: bool = option(False, "Print JSON for programs.", group="output")
 
@@ -60,7 +60,9 @@ class DoctorOptions:
 class SearchOptions:
     """Options of ``rootgraft search``."""
 
-    words: str = option("", "Words that a model's name, form, use or licence has. Without them: all.", group="model")
+    words: str = option(
+        "", "Words to find in a model's name, format, use or licence. Default: all models.", group="model"
+    )
     json: bool = option(False, "Print JSON for programs.", group="output")
 
 
@@ -73,14 +75,14 @@ class ShowOptions:
 
     def __post_init__(self) -> None:
         if not self.model:
-            raise ConfigError("--model must name a model of the catalogue; rootgraft search lists them.")
+            raise ConfigError("--model must name a model in the catalogue; rootgraft search lists them.")
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionOptions:
     """Options of ``rootgraft completion``."""
 
-    shell: str = option("bash", "Shell to complete in.", choices=SHELLS, group="shell")
+    shell: str = option("bash", "Shell to print the script for.", choices=SHELLS, group="shell")
 
     def __post_init__(self) -> None:
         check_options(self)

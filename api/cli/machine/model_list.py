@@ -91,7 +91,7 @@ def _confirmed(name: str, size: int, path: Path) -> bool:
     """Ask the user at the terminal. Without a terminal, the answer is no."""
     question = f"Remove {name} ({bytes_text(size)}) from {path_text(path)}? [y/N] "
     if not sys.stdin.isatty():
-        raise ModelError(f"there is no terminal to ask at. Try: rootgraft rm {name} --yes")
+        raise ModelError(f"cannot ask for confirmation without a terminal. Try: rootgraft rm {name} --yes")
     try:
         return input(question).strip().lower() in ("y", "yes")
     except EOFError:
@@ -105,7 +105,7 @@ def _row(model: CachedModel) -> tuple[str, ...]:
 
 
 def _adapter_row(adapter: CachedAdapter) -> tuple[str, ...]:
-    served = f"--lora-modules NAME={adapter.name}" if "://" in adapter.name else "- its source is not known"
+    served = f"--lora-modules NAME={adapter.name}" if "://" in adapter.name else "- source unknown"
     used = "in use" if adapter.is_loaded else ago_text(adapter.used)
     return adapter.name, bytes_text(adapter.size), "adapter", used, served
 

@@ -22,7 +22,7 @@ def list_servers(options: PsOptions) -> int:
     elif records:
         print(text_table(_HEAD, [_row(record) for record in records]))
     else:
-        print("No server runs on this machine. Try: rootgraft serve", file=sys.stderr)
+        print("No server is running on this machine. Try: rootgraft serve", file=sys.stderr)
     return 0
 
 

@@ -66,7 +66,7 @@ def test_failures_are_counted_by_kind(fake_server: FakeServer, tmp_path, capsys)
     assert result["figures"]["completed"] == 3
     captured = capsys.readouterr()
     assert "     2  HTTP 503" in captured.out
-    assert "HTTP 503: The server answers HTTP 503: no room now" in captured.err
+    assert "HTTP 503: The server returned HTTP 503: no room now" in captured.err
 
 
 def test_a_server_that_does_not_count(fake_server: FakeServer, tmp_path, capsys) -> None:
@@ -98,8 +98,11 @@ def test_a_dataset_replaces_random_prompts(fake_server: FakeServer, tmp_path, ca
     [
         ("{", "line 2 is not JSON"),
         ("[]", "line 2 must be an object"),
-        ('{"prompt": "x", "output_len": 0}', "line 2 must be an object; its output_len a whole number of at least 1"),
-        ('{"prompt": 5}', "line 2 has no prompt (a text) or messages (a list)"),
+        (
+            '{"prompt": "x", "output_len": 0}',
+            "line 2 must be an object; its output_len must be a whole number of at least 1",
+        ),
+        ('{"prompt": 5}', "line 2 has no prompt (a string) or messages (a list)"),
     ],
 )
 def test_a_dataset_that_is_none(line: str, message: str, fake_server: FakeServer, tmp_path, capsys) -> None:

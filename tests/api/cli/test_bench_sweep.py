@@ -122,7 +122,7 @@ def test_failures_are_counted_by_level_and_named(fake_server: FakeServer, tmp_pa
     result = sweep(fake_server, tmp_path, "--sweep", "1,2")
     assert [level["figures"]["errors"] for level in result["levels"]] == [{}, {"HTTP 503": 2, "HTTP 429": 1}]
     captured = capsys.readouterr()
-    assert "Failed: 2 HTTP 503, 1 HTTP 429" in captured.out and "HTTP 429: The server answers" in captured.err
+    assert "Failed: 2 HTTP 503, 1 HTTP 429" in captured.out and "HTTP 429: The server returned" in captured.err
 
 
 def test_a_level_without_an_answer_fails_the_run(fake_server: FakeServer, tmp_path: Path, capsys: Any) -> None:
@@ -278,15 +278,15 @@ def test_levels_that_are_none(text: str) -> None:
     [
         ({"mix": ("random", "chess")}, "--mix must be of random, shared-prefix, schema, adapters, not chess"),
         ({"mix": ()}, "--mix must name at least one"),
-        ({"mix": ("adapters",)}, "--mix adapters and --adapters NAME... go together"),
-        ({"adapters": ("a",)}, "--mix adapters and --adapters NAME... go together"),
+        ({"mix": ("adapters",)}, "--mix adapters and --adapters NAME... must be given together"),
+        ({"adapters": ("a",)}, "--mix adapters and --adapters NAME... must be given together"),
         ({"mix": ("schema",), "endpoint": "completions"}, "--mix schema needs --endpoint chat"),
         ({"mix": ("schema",), "dataset": "x"}, "--mix is for random prompts"),
-        ({"output_chart": "x.svg"}, "it needs --sweep"),
-        ({"sweep": "1", "output_chart": "x.gif"}, "must end in .svg or .png, not be x.gif"),
-        ({"sweep": "1", "dataset": "x"}, "--dataset cannot go with --sweep"),
-        ({"sweep": "1", "request_rate": 2.0}, "--request-rate cannot go with --sweep"),
-        ({"sweep": "1", "max_concurrency": 2}, "--max-concurrency cannot go with --sweep"),
+        ({"output_chart": "x.svg"}, "needs --sweep"),
+        ({"sweep": "1", "output_chart": "x.gif"}, "must end in .svg or .png, not x.gif"),
+        ({"sweep": "1", "dataset": "x"}, "--dataset cannot be used with --sweep"),
+        ({"sweep": "1", "request_rate": 2.0}, "--request-rate cannot be used with --sweep"),
+        ({"sweep": "1", "max_concurrency": 2}, "--max-concurrency cannot be used with --sweep"),
         ({"temperature": 2.1}, "--temperature must be at most 2"),
         ({"temperature": -0.1}, "--temperature must be at least 0"),
     ],

@@ -88,7 +88,7 @@ def test_an_import_keeps_the_bound_and_takes_no_other_name(tmp_path: Path, capsy
         large.size = 2 << 20
         out.addfile(large, BytesIO(bytes(2 << 20)))
     told = say(capsys, "import", str(file), "--kv-disk", str(tmp_path / "kv"), "--kv-disk-gib", "0.001")
-    assert told.startswith("1 pages") and "4 left out" in told
+    assert told.startswith("1 pages") and "4 skipped" in told
     assert [path.name for path in tmp_path.rglob("*.kv")] == ["0" * 48 + ".kv"]
 
 
@@ -141,9 +141,9 @@ def test_a_folder_in_use_and_what_is_none_are_refused(tmp_path: Path, capsys: py
     assert main(["cache", "import", str(tmp_path / "text"), "--kv-disk", str(tmp_path)]) == 1
     assert "no file of `rootgraft cache export`" in capsys.readouterr().err
     assert main(["cache", "export", "file"]) == 2
-    assert "--kv-disk must be named" in capsys.readouterr().err
+    assert "Give --kv-disk FOLDER" in capsys.readouterr().err
     assert main(["cache", "export", "file", "--kv-disk", str(tmp_path), "--session", "chat"]) == 2
-    assert "name one of them" in capsys.readouterr().err
+    assert "give only one of them" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +202,7 @@ def test_a_session_goes_from_server_to_server(tiered: Live, tmp_path: Path, caps
     assert not (tmp_path / "other.kv").exists()
     file.write_bytes(b"another model's")
     assert main(["cache", "import", str(file), *url]) == 1
-    assert "of another model" in capsys.readouterr().out
+    assert "belongs to another model" in capsys.readouterr().out
     file.write_bytes(b"")
     assert main(["cache", "import", str(file), *url]) == 1
     assert main(["cache", "import", str(tmp_path / "none"), *url]) == 1

@@ -104,7 +104,7 @@ def test_replicas_are_for_admins(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert "replica-3" in said.out
         assert (
             said.err
-            == "rootgraft fleet status: The server answers HTTP 403: This needs a key with the scope 'admin'.\n"
+            == "rootgraft fleet status: The server returned HTTP 403: This needs a key with the scope 'admin'.\n"
         )
 
 
@@ -113,7 +113,7 @@ def test_the_table(fleet: Live, capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == [
         "1 of 2 replicas serve (0 to 3 by load), 1 starting, 1 draining, 4 requests wait for one.",
-        "Since the start: 3 started, 1 lost, 5 drained, 7 replays, scaled up 2, down 6.",
+        "Since the server's start: 3 started, 1 lost, 5 drained, 7 replays, scaled up 2, down 6.",
     ]
     assert lines[3].split() == [
         "replica-1", "draining", "3", "2", "40%", "75%", "1", "h", "2", "min", "process", "7", "sql,", "fr",
@@ -130,7 +130,7 @@ def test_a_fleet_command_is_named_in_full(capsys: pytest.CaptureFixture[str]) ->
 
 def test_nobody_who_answers(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fleet", "status", "--url", "http://127.0.0.1:9/v1"]) == 1
-    assert "No server answers at http://127.0.0.1:9/v1" in capsys.readouterr().err
+    assert "No server responds at http://127.0.0.1:9/v1" in capsys.readouterr().err
 
 
 def metrics_of(live: Live) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def test_gateways_are_told_beside_the_replicas(capsys: pytest.CaptureFixture[str
         }  # fmt: skip
         assert main(["fleet", "status", "--url", live.url]) == 0
         lines = capsys.readouterr().out.splitlines()
-        assert lines[-4] == "Gateways since the start: 4 started, 2 lost."
+        assert lines[-4] == "Gateways since the server's start: 4 started, 2 lost."
         assert lines[-2].split() == ["gateway-1", "serving", "3", "1", "min", "5", "s", "process", "11"]
         families = metrics_of(live)
         values = {tuple(sample.labels.values()): sample.value for sample in families["rootgraft:gateways"].samples}

@@ -36,7 +36,7 @@ def test_the_key_alone_is_on_standard_output(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     "words, says",
     [
-        (["add", "a"], "--api-key-file must name the file"),
+        (["add", "a"], "--api-key-file must name the server's key file"),
         (["add", "a", "--api-key-file", "keys.ini"], "must end in .toml or .json"),
         (["add", "a/b", "--api-key-file", "k.toml"], "--name must be 1 to 64 letters, digits and ._@:-, not 'a/b'."),
         (["add", "a", "--api-key-file", "k.toml", "--tokens-per-minute", "0"], "--tokens-per-minute"),

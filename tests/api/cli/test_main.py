@@ -130,7 +130,7 @@ def test_help_and_mistakes_load_nothing_heavy() -> None:
         ),
         (
             "serve --target-itl-ms.fast 5",
-            "rootgraft serve: --target-itl-ms has no 'fast'; it has realtime, interactive",
+            "rootgraft serve: --target-itl-ms has no key 'fast'; its keys are realtime, interactive",
         ),
         ("chat --temperature -1", "rootgraft chat: --temperature must be at least 0, not -1.0."),
         ("bench serve --dataset x --shared-prefix-len 5", "rootgraft bench serve: --shared-prefix-len is for random"),

@@ -15,7 +15,7 @@ from rootgraft.api.cli import main
 from rootgraft.api.cli.machine import server_list
 from rootgraft.api.http.run_record import run_folder
 
-NO_FOLDER = "no folder for temporary files can be written. Try: TMPDIR=FOLDER, with one that can be"
+NO_FOLDER = "no folder for temporary files is writable. Try: TMPDIR=FOLDER with a writable folder"
 
 
 def no_temporary_folder() -> str:
@@ -29,7 +29,7 @@ def no_temporary_folder() -> str:
         (OSError(errno.EMFILE, "Too many open files"), "rootgraft ps: Too many open files\n"),
         (
             None,
-            "rootgraft ps: no folder for temporary files can be written. Try: TMPDIR=FOLDER, with one that can be\n",
+            "rootgraft ps: no folder for temporary files is writable. Try: TMPDIR=FOLDER with a writable folder\n",
         ),
     ],
 )

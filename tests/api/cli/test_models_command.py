@@ -27,7 +27,7 @@ def run(serve_with: Any, capsys: pytest.CaptureFixture[str]) -> Any:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("promote sql", "--name must name a version too, such as sql@3f2a9c"),
+        ("promote sql", "--name must include a version, such as sql@3f2a9c"),
         ("promote", "--name must be NAME@DIGEST"),
         ("rollback", "--name must be a name that rootgraft models list shows"),
         ("rollback @3f2a9c", "--name must be NAME or NAME@DIGEST, not @3f2a9c"),
@@ -46,7 +46,7 @@ def test_wrong_lines_are_refused_before_a_server_is_asked(line: str, message: st
 
 def test_the_server_s_refusal_is_told_in_a_line(run: Any) -> None:
     code, told = run("list", key="wrong")
-    assert code == 1 and "The server answers HTTP 401: The API key is missing or wrong" in told
+    assert code == 1 and "The server returned HTTP 401: The API key is missing or wrong" in told
     code, told = run("promote sql@3f2a9c")
     assert code == 1 and "HTTP 400: This server has no catalogue of models" in told and told.count("\n") == 1
     code, told = run("remove tiny")

@@ -66,7 +66,7 @@ def test_all_endpoints_in_the_batch_band(live: Live, tmp_path: Path, capsys: pyt
         Priority.INTERACTIVE,
         *[Priority.BATCH] * 2,
     ]
-    assert capsys.readouterr().out == "3 requests: 3 answered now, 0 before; 0 failed\n"
+    assert capsys.readouterr().out == "3 requests: 3 answered in this run, 0 in earlier runs; 0 failed\n"
 
 
 def test_integers_beyond_64_bits_are_exact_in_schemas(live: Live, tmp_path: Path) -> None:
@@ -173,13 +173,13 @@ def test_a_server_that_answers_no_more_is_given_up(
             server.shutdown()
             thread.join()
     assert Stopped.asked == ["/v1/models", "/health", "/health"]
-    assert "no longer answers" in capsys.readouterr().err and out.read_bytes() == b""
+    assert "no longer responds" in capsys.readouterr().err and out.read_bytes() == b""
 
 
 def test_a_server_that_is_not_there(tmp_path: Path, closed_port: int, capsys: pytest.CaptureFixture[str]) -> None:
     given, out = write(tmp_path / "in", line(0), line(1)), tmp_path / "out"
     assert main(["run-batch", "-i", str(given), "-o", str(out), "--url", f"127.0.0.1:{closed_port}"]) == 1
-    assert "No server answers" in capsys.readouterr().err and out.read_bytes() == b""
+    assert "No server responds" in capsys.readouterr().err and out.read_bytes() == b""
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_files_that_are_none(live: Live, tmp_path: Path, capsys: pytest.CaptureF
     assert "is the input" in capsys.readouterr().err
     assert main(["run-batch", "-i", str(given)]) == 2
     assert run(live, given, out, "--dtype", "float32") == 1
-    assert "options of an own engine cannot go with it" in capsys.readouterr().err
+    assert "engine options cannot be used with it" in capsys.readouterr().err
 
 
 @pytest.mark.heavy

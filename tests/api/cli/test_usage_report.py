@@ -139,7 +139,7 @@ def test_files_that_cannot_be_used(words: list[str], says: str, ledger: str, tmp
         (["x", "--by", "tenant"], "--by tenant needs --api-key-file"),
         (["x", "--since", "2026-13-01"], "--since must be a day such as 2026-11-01, not 2026-13-01."),
         (["x", "--until", "20261101"], "--until must be a day"),
-        (["x", "--csv", "--json"], "--csv and --json exclude each other"),
+        (["x", "--csv", "--json"], "--csv and --json cannot be used together"),
     ],
 )
 def test_wrong_lines(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,8 +95,8 @@ def test_a_dry_run_tells_what_70b_takes(
     words = ["serve", str(tmp_path), "--load-format", "dummy", "--dtype", "bfloat16", "--device", "cpu", "--dry-run"]
     main([*words, "--tensor-parallel-size", str(ranks)])
     printed = " ".join(capsys.readouterr().out.split())
-    assert "160 sums of hidden states" in printed
-    assert f"{reads} ms of reads, 1.6 to 2.4 of sums" in printed, printed
+    assert "160 all-reduces of hidden states" in printed
+    assert f"{reads} ms to read the weights and 1.6 to 2.4 ms for all-reduces" in printed, printed
 
 
 @pytest.mark.skipif(not quantised_weights.available(), reason="no compiler")
@@ -127,7 +127,7 @@ def test_a_dry_run_tells_the_plan_and_ends(folder: Path, capsys: pytest.CaptureF
     assert main([*common, "-tp", "2"]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "weights on each of 2 ranks" in told
-    assert "2; in each step 6 sums of hidden states over the ranks, and logits gathered once" in told
+    assert "2; per step, 6 all-reduces of hidden states and one gather of the logits" in told
     assert main([*common, "-pp", "2"]) == 0
     assert "2; each has some of the layers" in " ".join(capsys.readouterr().out.split())
     assert main([*common, "-tp", "3"]) == 1

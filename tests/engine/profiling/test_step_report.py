@@ -85,7 +85,10 @@ def test_the_command(tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["bench", "step", "--rows", "0"]) == 2
     assert "--rows and --prefill are both 0" in capsys.readouterr().err
     assert main(["bench", "step", "--context", "8", "--shared", "8"]) == 2
-    assert "--shared: 8 tokens of 8; a row needs one of its own." in capsys.readouterr().err
+    assert (
+        "--shared (8) must be less than --context (8): each row needs at least one token of its own."
+        in capsys.readouterr().err
+    )
 
 
 def test_the_table() -> None:

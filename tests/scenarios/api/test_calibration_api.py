@@ -104,9 +104,13 @@ def test_a_name_that_is_none_is_refused(server: tuple[RealServer, Path], name: s
         ('{"input": "x", "answer": "c"}\n' * 20, QUESTION, "line 1 of"),
         ('{"input": "x"}\n' * 20, QUESTION, "must be an object with 'input' and 'answer'"),
         ("[]\n" * 20, QUESTION, "must be an object with 'input' and 'answer'"),
-        ('{"input": "x", "answer": 1}\n' * 20, {"type": "predicate", "instructions": "?"}, "none of the question's"),
+        (
+            '{"input": "x", "answer": 1}\n' * 20,
+            {"type": "predicate", "instructions": "?"},
+            "has an answer that the question does not allow",
+        ),
         ("", {"type": "poem"}, "whose type is predicate, choice or score"),
-        ("", {**QUESTION, "calibration": "old"}, "must not have 'calibration'"),
+        ("", {**QUESTION, "calibration": "old"}, "must not contain 'calibration'"),
     ],
 )
 def test_wrong_files_are_told(

@@ -52,9 +52,9 @@ def test_errors_within_the_chat_name_the_command_that_was_given(model: Path, tmp
     done = run(model, tmp_path, "/nothing\n/set max_tokens\n/set\n/system\n/save\n/set model x\n")
     first, nothing_set, no_system, *others = done.stderr.splitlines()
     assert done.returncode == 1
-    assert first.startswith("rootgraft run: there is no command /nothing.") and "/help lists them" in first
+    assert first.startswith("rootgraft run: unknown command /nothing.") and "/help lists commands" in first
     assert "/set NAME VALUE" in nothing_set and "/system TEXT" in no_system
     assert others == [
         "rootgraft run: /save needs the path of a file: /save PATH.",
-        "rootgraft run: model cannot be set: the chat gives it itself. /model NAME takes another one.",
+        "rootgraft run: model cannot be set: the chat sets it. /model NAME selects another one.",
     ]

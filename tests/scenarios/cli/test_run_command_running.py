@@ -29,6 +29,6 @@ def test_a_server_that_runs_is_taken(
     monkeypatch.setattr(run_command, "in_terminal", lambda: True)
     assert main(["run", str(model)]) == 0
     told = capsys.readouterr()
-    said = f"A server that runs already has the model, and goes on after this chat: {url}\n"
+    said = f"Using a running server that has the model; it keeps running after this chat: {url}\n"
     assert told.out == "Hello wörld\n" and told.err == said
     assert [each["model"] for each in fake_server.asked] == ["mine"]

@@ -74,7 +74,7 @@ def test_a_refused_turn_is_told_and_forgotten(fake_server: FakeServer, typed, ca
     fake_server.refuse = [503]
     typed("one\ntwo\n")
     assert main(["chat", "--url", fake_server.url]) == 1
-    assert capsys.readouterr().err == "rootgraft chat: The server answers HTTP 503: no room now\n"
+    assert capsys.readouterr().err == "rootgraft chat: The server returned HTTP 503: no room now\n"
     assert [message["content"] for message in fake_server.asked[1]["messages"]] == ["two"]
 
 
@@ -100,7 +100,8 @@ def test_text_that_is_not_utf8_is_refused_in_one_line(fake_server: FakeServer, c
     strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}  # as in most locales
     done = subprocess.run(words, input=b"caf\xe9\n", cwd=ROOT, env=strict, capture_output=True)
     assert (
-        done.stderr.startswith(f"rootgraft {command}: The text is not UTF-8".encode()) and done.stderr.count(b"\n") == 1
+        done.stderr.startswith(f"rootgraft {command}: The text is not valid UTF-8".encode())
+        and done.stderr.count(b"\n") == 1
     )
     assert done.returncode == 1
     assert fake_server.asked == []
@@ -115,7 +116,7 @@ def test_what_the_terminal_cannot_show_is_a_question_mark(fake_server: FakeServe
 
 def test_an_option_that_is_not_utf8_is_refused_in_one_line(fake_server: FakeServer, capsys) -> None:
     assert main(["complete", "caf\udce9", "--url", fake_server.url]) == 1
-    assert capsys.readouterr().err.startswith("rootgraft complete: The text is not UTF-8")
+    assert capsys.readouterr().err.startswith("rootgraft complete: The text is not valid UTF-8")
 
 
 @pytest.mark.parametrize("key", ["two\nlines", "caf\udce9", "nul\0"])
@@ -270,7 +271,9 @@ def test_a_refused_setting_is_told_how_to_unset(fake_server: FakeServer, tmp_pat
         terminal.write(b"/set bogus 1\r")
         terminal.until_prompt()
         terminal.write(b"one\r")
-        terminal.until("The question was left out.", "Settings that were sent with it: bogus. /set NAME")
+        terminal.until(
+            "The question was removed from the conversation.", "It was sent with these settings: bogus. /set NAME"
+        )
         terminal.until_prompt()
         terminal.write(b"/set bogus\r")
         terminal.until_prompt()
@@ -287,7 +290,7 @@ def test_what_a_conversation_has_no_room_for_is_left_out(fake_server: FakeServer
     contents = [[each["content"] for each in asked["messages"]] for asked in fake_server.asked]
     assert contents[-1] == ["Be brief.", "two", "Hello wörld", "three"]
     told = capsys.readouterr().err
-    assert "The context is full: this conversation's oldest question was left out, with what was answered." in told
+    assert "The context is full: the oldest question was left out of the request, answers included." in told
     assert "cut off" not in told
 
 
@@ -296,7 +299,7 @@ def test_an_answer_that_is_cut_off_says_so(fake_server: FakeServer, typed, capsy
     assert main(["chat", "--url", fake_server.url, "--max-tokens", "3"]) == 0
     told = capsys.readouterr()
     assert told.out == "Hello wörld\n"
-    assert "The answer was cut off after 3 tokens: the room for it ends there. /set max_tokens N" in told.err
+    assert "The answer was cut off after 3 tokens, its limit. /set max_tokens N" in told.err
 
 
 def test_a_question_that_is_too_long_alone_is_a_failure(fake_server: FakeServer, typed, capsys) -> None:
@@ -328,7 +331,7 @@ def test_settings_files_and_models(fake_server: FakeServer, typed, tmp_path: Pat
 @pytest.mark.parametrize(
     "line, says",
     [
-        ("/cleer", "there is no command /cleer. Did you mean /clear?"),
+        ("/cleer", "unknown command /cleer. Did you mean /clear?"),
         ("/load nowhere.json", "nowhere.json cannot be read"),
         ("/file", "/file needs the path of a file: /file PATH."),
         ("/set messages []", "messages cannot be set"),
@@ -370,4 +373,4 @@ def test_a_server_that_takes_a_connection_and_says_nothing(
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         assert main([*words.split(), "--url", url]) == 1
-    assert f"The server at {url}/v1 takes a connection, and then says nothing." in capsys.readouterr().err
+    assert f"The server at {url}/v1 accepts connections but does not respond." in capsys.readouterr().err

@@ -40,7 +40,7 @@ def test_search_says_what_fits_this_machine(capsys) -> None:
 
 def test_search_without_a_result_fails(capsys) -> None:
     assert main(["search", "no-such-model"]) == 1
-    assert capsys.readouterr().err == "No model of the catalogue has 'no-such-model'. Try: rootgraft search\n"
+    assert capsys.readouterr().err == "No model in the catalogue matches 'no-such-model'. Try: rootgraft search\n"
 
 
 def test_show_says_how_to_get_a_model_and_how_to_serve_it(capsys, monkeypatch, tmp_path) -> None:
@@ -59,7 +59,8 @@ def test_show_of_an_unknown_name_offers_a_near_one(capsys) -> None:
 
 def test_show_of_a_family_lists_its_sizes(capsys) -> None:
     assert main(["show", "smollm2"]) == 1
-    assert "no smollm2, but smollm2:135m, smollm2:360m, smollm2:1.7b. Try: rootgraft search" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "no smollm2; it has smollm2:135m, smollm2:360m, smollm2:1.7b. Try: rootgraft search" in told
 
 
 def test_a_model_is_removed_by_its_short_name(capsys, monkeypatch, tmp_path) -> None:

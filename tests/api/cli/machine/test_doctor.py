@@ -167,7 +167,7 @@ def test_an_engine_computes_on_the_cores_of_one_socket(
     found = cores(write(tmp_path, files))
     assert (found.compute_threads, found.has_other_sockets) == (threads, others)
     assert found.socket <= set(allowed)
-    assert ("an engine takes" in next(check_cores(found, 0.0)).value) == (threads < found.usable)
+    assert ("an engine uses" in next(check_cores(found, 0.0)).value) == (threads < found.usable)
 
 
 def test_processors_of_which_the_system_tells_nothing_are_cores_of_one_socket(
@@ -259,12 +259,12 @@ def kernels(status: Any, **changes: Any) -> KernelState:
         (lambda: check_cores(processors(64, 64, 0.5), 1.0), "slow", "--cpus"),
         (lambda: check_cores(processors(4, 4), 4.1), "slow", "top -o %CPU"),
         (lambda: [check_memory(Memory(8 * GIB, 8 * GIB, 6 * GIB))], "ok", "up to 4.0 GiB for KV"),
-        (lambda: [check_memory(Memory(8 * GIB, GIB, GIB // 8))], "fault", "limit of the cgroup or of ulimit -v; the machine has 8.0 GiB"),
+        (lambda: [check_memory(Memory(8 * GIB, GIB, GIB // 8))], "fault", "limited by the cgroup or ulimit -v; the machine has 8.0 GiB"),
         (lambda: check_kernels(kernels("built")), "ok", "AVX2, compiled, in /c"),
         (lambda: check_kernels(kernels("compiled at start")), "note", "half a minute"),
-        (lambda: check_kernels(kernels("fitting", compiler="")), "ok", "none is needed: the package holds compiled kernels | "),
+        (lambda: check_kernels(kernels("fitting", compiler="")), "ok", "none is needed: the package contains compiled kernels | "),
         (lambda: check_kernels(kernels("fitting")), "ok", "AVX2, from the package | "),
-        (lambda: check_kernels(kernels("portable", compiler="", fault="no C++ compiler")), "slow", "AVX2, from the package | They leave some of this CPU unused"),
+        (lambda: check_kernels(kernels("portable", compiler="", fault="no C++ compiler")), "slow", "AVX2, from the package | They do not use all instructions of this CPU"),
         (lambda: check_kernels(kernels("missing", compiler="", fault="no C++ compiler")), "slow", "many times slower: no C++ compiler"),
         (lambda: check_kernels(kernels("missing", fault="the cache /c cannot be written")), "slow", "XDG_CACHE_HOME=/tmp/cache"),
         (lambda: [check_torch(TORCH)], "ok", "built for CUDA 13.0"),
@@ -272,9 +272,10 @@ def kernels(status: Any, **changes: Any) -> KernelState:
         (lambda: check_gpu(None, TORCH), "ok", "none: --device auto is cpu"),
         (lambda: check_gpu(Driver("580.1", ("H100",)), replace(TORCH, devices=(("H100", 80 * GIB, "9.0"),))), "ok", "80.0 GiB, compute capability 9.0"),
         (lambda: check_gpu(Driver("580.1", ("H100",)), replace(TORCH, cuda="")), "slow", "built for CPUs, so the GPU is not used"),
-        (lambda: check_gpu(Driver("535.1", ("A10",)), replace(TORCH, warnings=("CUDA initialization: too old",))), "slow", "driver 535.1 does not serve (CUDA initialization: too old); the CPU computes. | pip install --force-reinstall 'torch"),
+        (lambda: check_gpu(Driver("535.1", ("A10",)), replace(TORCH, warnings=("CUDA initialization: too old",))), "slow", "driver 535.1 does not support (CUDA initialization: too old); the CPU is used. | pip install "
+            "--force-reinstall 'torch"),
         (lambda: check_gpu(Driver("470.1", ("A10",)), TORCH), "slow", "| sudo apt-get install nvidia-driver"),
-        (lambda: check_gpu(Driver("", (), "NVIDIA-SMI has failed."), TORCH), "slow", "The driver does not run, so the CPU computes: NVIDIA-SMI has failed. |"),
+        (lambda: check_gpu(Driver("", (), "NVIDIA-SMI has failed."), TORCH), "slow", "The driver does not run, so the CPU is used: NVIDIA-SMI has failed. |"),
         (lambda: [check_packages({"torch": "2", "triton": ""}, ["orjson<4,>=3.11"])], "fault", "pip install 'orjson<4,>=3.11'"),
         (lambda: [check_packages({"torch": ""}, [])], "fault", "pip install 'torch'"),
         (lambda: [check_open_files((1024, 1 << 20))], "note", "ulimit -n 65536"),
@@ -374,7 +375,7 @@ def test_the_report_fits_80_columns_and_has_colours_where_they_are_wanted() -> N
     plain = report(FINDINGS, 80, coloured=False)
     assert "\x1b" not in plain
     assert all(len(line) <= 80 for line in plain.splitlines() if "Try:" not in line)
-    assert plain.splitlines()[-1] == "1 thing keeps a server from starting; 1 thing makes it slow."
+    assert plain.splitlines()[-1] == "1 problem keeps a server from starting; 1 thing makes it slow."
     coloured = report(FINDINGS, 80, coloured=True)
     assert re.sub(r"\x1b\[\d+m", "", coloured) == plain and "\x1b[31mfault\x1b[0m" in coloured
 
