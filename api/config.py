@@ -56,271 +56,291 @@ _LOG_LEVELS = ("debug", "info", "warning", "error")
 class ServerConfig:
     """Options of the HTTP server. The constructor raises ConfigError for the first option that is out of bounds."""
 
-    host: str = option("127.0.0.1", "Address to listen on. 0.0.0.0: reachable from other machines.", group="server")
-    port: int = option(8000, "Port to listen on. 0: any free one.", low=0, high=65535, group="server")
-    uds: str | None = option(
-        None, "Unix domain socket to listen on, in the place of --host and --port.", group="server"
+    host: str = option(
+        "127.0.0.1", "Address to listen on. 0.0.0.0: accept connections from other machines.", group="server"
     )
+    port: int = option(8000, "Port to listen on. 0: any free port.", low=0, high=65535, group="server")
+    uds: str | None = option(None, "Unix domain socket to listen on instead of --host and --port.", group="server")
     root_path: str = option(
-        "", "Path under which a proxy offers the server, such as /llm; it may strip it or pass it on.", group="server"
+        "",
+        "Path prefix under which a proxy publishes the server, such as /llm. The proxy may strip it or pass it on.",
+        group="server",
     )
     served_model_name: tuple[str, ...] = option(
         (),
-        "Names under which the model is offered; the first is the one that answers carry.",
+        "Model names that requests may use; responses contain the first one.",
         group="server",
         words=True,
     )
     api_key: tuple[str, ...] = option(
         (),
-        "Keys, one of which each request must bring as a bearer token. Default: no key is asked for.",
+        "API keys; each request must send one of them as a bearer token. Default: no key is required.",
         group="server",
         words=True,
     )
     calibration_dir: str | None = option(
-        None, "Folder of calibrations, as rootgraft calibrate writes them. Default: none.", group="model"
+        None, "Folder with calibrations written by rootgraft calibrate. Default: none.", group="model"
     )
     api_key_file: str | None = option(
         None,
-        "File (.toml or .json) with hashed keys, their limits and scopes; read again when it changes.",
+        "File (.toml or .json) with hashed API keys, their limits and scopes; reloaded when it changes.",
         group="server",
     )
     model_catalog: str | None = option(
         None,
-        "SQLite file of models, their versions by content digest and the weights of these (rootgraft models). It needs "
-        "--enable-lora. Default: none.",
+        "SQLite file with adapter names, their versions by content digest and the traffic weight of each version "
+        "(rootgraft models). Needs --enable-lora. Default: none.",
         group="server",
     )
     share_cache_between_keys: bool = option(
-        False, "Let requests of different tenants share the KV of equal prefixes.", group="server"
+        False, "Share the cached KV of equal prefixes between tenants.", group="server"
     )
     max_queued_requests: int = option(
-        1024, "Most sequences that may wait for their first token.", low=1, high=1 << 20, group="overload"
+        1024, "Maximum number of sequences waiting for their first token.", low=1, high=1 << 20, group="overload"
     )
     max_queued_tokens: int = option(
-        1 << 20, "Most tokens in the prompts of those.", low=1, high=1 << 40, group="overload"
+        1 << 20,
+        "Maximum number of prompt tokens of the sequences waiting for their first token.",
+        low=1,
+        high=1 << 40,
+        group="overload",
     )
     max_queue_seconds: float = option(
         60.0,
-        "A request is refused at once if it would surely wait longer, by what was measured: 1.5 times by the estimate.",
+        "Longest wait for the first token: a request is refused at once if its estimated wait is more than 1.5 times "
+        "this.",
         low=0.01,
         high=86400,
         group="overload",
     )
     request_timeout: float | None = option(
         None,
-        "Seconds after which a request ends, wherever it is; the header x-request-timeout may ask for fewer.",
+        "Seconds after which a request ends, waiting or running. The header x-request-timeout may set less. Default: "
+        "none.",
         low=0.001,
         high=86400,
         group="overload",
     )
     tool_call_parser: str = option(
         "auto",
-        "How the model writes tool calls. auto: as its chat template does; generic: told in plain text.",
+        "Format of the model's tool calls. auto: that of its chat template; generic: a format that the prompt "
+        "explains.",
         choices=TOOL_CALL_PARSERS,
         group="server",
     )
     stream_interval: int = option(
         1,
-        "Tokens of an answer in each event of a stream; fewer at its begin and end. 1: those of a step, at once.",
+        "Tokens per event of a streamed answer; fewer at its start and end. 1: send the tokens of each step at once.",
         low=1,
         high=1 << 20,
         group="server",
     )
     stream_heartbeat: float = option(
         15.0,
-        "Seconds without an event after which a stream sends a comment, so that nothing between takes it for dead. "
-        "0: none.",
+        "Seconds without an event after which a stream sends a comment, so that proxies do not close it. 0: never.",
         low=0,
         high=3600,
         group="server",
     )
     reasoning_parser: str = option(
         "auto",
-        "How the model marks its thoughts. auto: as its chat template does; none: thoughts are part of the answer.",
+        "Format in which the model marks its reasoning. auto: that of its chat template; none: reasoning is part of "
+        "the answer.",
         choices=REASONING_PARSERS,
         group="server",
     )
     unknown_fields: str = option(
         "refuse",
-        "A field that nobody knows. refuse: 400; ignore: left alone, named in x-ignored-fields and the log.",
+        "Request fields that the server does not know. refuse: answer 400; ignore: skip them and list them in the "
+        "header x-ignored-fields and the log.",
         choices=("refuse", "ignore"),
         group="server",
     )
     strict_max_tokens: bool = option(
         False,
-        "Refuse a request whose max_tokens is more than fits behind its prompt. By default it gets what fits.",
+        "Refuse a request if its prompt and max_tokens do not fit the context together. By default max_tokens is "
+        "lowered to what fits.",
         group="server",
     )
     enable_tokenizer_info_endpoint: bool = option(
-        False, "Tell the tokenizer's configuration and the chat template: GET /tokenizer_info.", group="server"
+        False,
+        "Serve GET /tokenizer_info, which returns the tokenizer's configuration and the chat template.",
+        group="server",
     )
     default_chat_template_kwargs: str = option(
         "{}",
-        'JSON object of variables for the chat template, such as {"enable_thinking": false}; those of a request go '
-        "before them.",
+        'JSON object of variables for the chat template, such as {"enable_thinking": false}; a request\'s own '
+        "variables override them.",
         group="server",
     )
     max_request_bytes: int = option(
-        4 << 20, "Longest request body that is read.", low=1024, high=1 << 30, group="server"
+        4 << 20, "Maximum size of a request body, in bytes.", low=1024, high=1 << 30, group="server"
     )
     max_websockets: int = option(
-        512, "Most WebSocket connections at a time, of which tenants have shares.", low=1, high=1 << 16, group="server"
+        512,
+        "Maximum number of open WebSocket connections. Tenants share them fairly.",
+        low=1,
+        high=1 << 16,
+        group="server",
     )
     max_stored_response_bytes: int = option(
-        256 << 20, "Memory for responses that clients may go on from. 0: none is stored.", low=0, group="server"
+        256 << 20, "Memory in bytes for stored responses (previous_response_id). 0: store none.", low=0, group="server"
     )
     stored_response_ttl: float = option(
-        86400.0, "Seconds after which a stored response that nobody asks for is forgotten.", low=0, group="server"
+        86400.0, "Seconds after its last use when a stored response is deleted.", low=0, group="server"
     )
     max_stored_event_bytes: int = option(
         64 << 20,
-        "Memory for events of stored responses, by which a stream is resumed. 0: none is kept.",
+        "Memory in bytes for events of stored responses, with which clients resume a stream. 0: keep none.",
         low=0,
         group="server",
     )
     stored_event_ttl: float = option(
-        600.0, "Seconds after a response's end for which its events are kept.", low=0, high=86400, group="server"
+        600.0, "Seconds to keep the events of a response after its end.", low=0, high=86400, group="server"
     )
     batch_dir: str | None = option(
         None,
-        "Folder for files and batches of clients (/v1/files, /v1/batches). Default: there are none.",
+        "Folder for clients' files and batches (/v1/files, /v1/batches). Default: these routes are off.",
         group="server",
     )
-    max_file_bytes: int = option(200 << 20, "Largest file of a client's.", low=1024, high=1 << 30, group="server")
+    max_file_bytes: int = option(
+        200 << 20, "Maximum size of an uploaded file, in bytes.", low=1024, high=1 << 30, group="server"
+    )
     max_stored_file_bytes: int = option(
-        4 << 30, "Most bytes of all such files.", low=1024, high=1 << 50, group="server"
+        4 << 30, "Maximum size of all uploaded files together, in bytes.", low=1024, high=1 << 50, group="server"
     )
     allowed_hosts: tuple[str, ...] = option(
         (),
-        "Names in Host and Origin that are served besides loopback's own; *.NAME is all below one, * any. Default: "
-        "with keys any; without, names that the public DNS does not have, and on loopback its own.",
+        "Host names accepted in Host and Origin, besides localhost; *.NAME: all subdomains, *: any name. Default: "
+        "any with API keys; without keys, only names that are not in public DNS, and only localhost when listening "
+        "on loopback.",
         group="server",
     )
     allowed_origins: tuple[str, ...] = option(
-        (), "Origins whose web pages may ask this server; * for all. Default: none.", group="server"
+        (), "CORS: origins whose web pages may call this server; * for all. Default: none.", group="server"
     )
     allow_credentials: bool = option(
-        False, "Let pages of those origins send cookies, as for a proxy that asks for them.", group="server"
+        False, "CORS: let these origins send cookies, for a proxy that needs them.", group="server"
     )
-    allowed_methods: tuple[str, ...] = option(("*",), "HTTP methods that such pages may use.", group="server")
-    allowed_headers: tuple[str, ...] = option(("*",), "Headers that such pages may send.", group="server")
+    allowed_methods: tuple[str, ...] = option(("*",), "CORS: HTTP methods that these origins may use.", group="server")
+    allowed_headers: tuple[str, ...] = option(("*",), "CORS: headers that these origins may send.", group="server")
     grpc_port: int | None = option(
         None,
-        "Port that gRPC is spoken on, with the same keys and limits; 0: any. Default: none.",
+        "Port for gRPC, with the same keys and limits. 0: any free port. Default: gRPC is off.",
         low=0,
         high=65535,
         group="server",
     )
-    ssl_certfile: str | None = option(
-        None, "PEM file with the certificate and those that signed it. With it the server speaks HTTPS.", group="server"
+    ssl_certfile: str | None = option(None, "PEM file with the certificate chain. Turns on HTTPS.", group="server")
+    ssl_keyfile: str | None = option(
+        None, "PEM file with the private key, if it is not in --ssl-certfile.", group="server"
     )
-    ssl_keyfile: str | None = option(None, "PEM file with its private key, if not in --ssl-certfile.", group="server")
     ssl_ca_certs: str | None = option(
-        None, "PEM file of the authorities that sign clients' certificates.", group="server"
+        None, "PEM file with the CA certificates that verify client certificates.", group="server"
     )
     ssl_cert_reqs: int = option(
         0,
-        "Certificates of clients, by the numbers of Python's ssl. 0: none is asked for; 1: one that is sent is "
-        "checked; 2: each client must send one.",
+        "Client certificates, by the numbers of Python's ssl module. 0: not requested; 1: optional, but verified; 2: "
+        "required.",
         choices=(0, 1, 2),
         group="server",
     )
-    ssl_ciphers: str | None = option(
-        None, "Ciphers of TLS 1.2 in OpenSSL's notation. Default: OpenSSL's.", group="server"
-    )
+    ssl_ciphers: str | None = option(None, "TLS 1.2 ciphers in OpenSSL's notation. Default: OpenSSL's.", group="server")
     enable_ssl_refresh: bool = option(
-        False, "Load certificate files again when they change, as after a renewal.", group="server"
+        False, "Reload certificate files when they change, for example after a renewal.", group="server"
     )
     shutdown_timeout: float = option(
-        30.0, "Seconds that running requests get to finish after the first SIGTERM.", low=0, high=86400, group="server"
+        30.0, "Seconds for running requests to finish after the first SIGTERM.", low=0, high=86400, group="server"
     )
     replicas: int = option(
         1,
-        "Engine processes that serve together: if one ends or hangs, its streams go on in another, and a new one is "
-        "started. They share this machine's cores and memory, but where --ray-address places them on others.",
+        "Number of engine processes that serve together. If one ends or hangs, another continues its streams and a "
+        "new one is started. They share this machine's cores and memory, unless --ray-address places them on other "
+        "machines.",
         low=1,
         high=MOST_REPLICAS,
         group="server",
     )
     replica_roles: str | None = option(
         None,
-        "Replicas for prompts and others for answers, as 1p+1d, in the place of --replicas; 1p+2d+1b has one for both. "
-        "KV goes from the first to the others while it is computed, so that long prompts delay no stream. A role is a "
-        "preference: where no other replica runs, each computes all.",
+        "Disaggregated prefill: separate replicas for prompts (p) and answers (d), such as 1p+1d, instead of "
+        "--replicas; 1p+2d+1b adds one for both (b). KV is copied from p to d replicas while it is computed, so that "
+        "long prompts do not delay streams. A role is a preference: a replica computes everything if no other one "
+        "runs.",
         group="server",
     )
     gateways: int = option(
         1,
-        "Processes that answer HTTP on the one port: if one ends or hangs, new requests go through the others, and "
-        "another one is started.",
+        "Number of processes that answer HTTP on the same port. If one ends or hangs, the others take new requests "
+        "and a new one is started.",
         low=1,
         high=MOST_GATEWAYS,
         group="server",
     )
     autoscale: str | None = option(
         None,
-        "MIN:MAX, as 1:4: as many replicas on this machine as the load needs, in the place of --replicas. With MIN 0 "
-        "none runs after a minute without requests, and the next one waits until one has started.",
+        "MIN:MAX, such as 1:4: scale the replicas on this machine with the load, instead of --replicas. With MIN 0, "
+        "the last one stops after a minute without requests, and the next request waits until one has started.",
         group="server",
     )
     dry_run: bool = option(
         False,
-        "Load and serve nothing: check the options, say what the model takes in memory here and how it would be "
-        "computed, on each of the ranks where there are several, and end; with code 1 if it does not fit.",
+        "Check the options, print how much memory the model needs on this machine (on each rank) and how it would be "
+        "computed, and exit without loading it. The exit code is 1 if it does not fit.",
         group="server",
     )
     keep_alive: float | None = option(
         None,
-        "Seconds without requests after which a model's engine ends and its memory is free; the next request waits "
-        "until it has started again. As --autoscale 0:1, or with --autoscale 0:MAX. Default: it stays.",
+        "Seconds without requests after which a model is unloaded to free its memory; the next request waits until "
+        "it is loaded again. Implies --autoscale 0:1; can be combined with --autoscale 0:MAX. Default: never.",
         low=1,
         high=30 * 86400,
         group="server",
     )
     ray_address: str | None = option(
         None,
-        "Let Ray place the replicas: local starts a Ray of this server's own on this machine, auto joins the cluster "
-        "that this machine is part of, HOST:PORT the one with that head. Default: without Ray.",
+        "Place the replicas with Ray. local: start Ray on this machine; auto: join this machine's cluster; "
+        "HOST:PORT: join the cluster with this head. Default: no Ray.",
         group="server",
     )
     heartbeat_timeout: float | None = option(
         None,
-        "Seconds without a sign of life of the engine's process, as when it is stopped, after which it counts as hung. "
-        "Default: 5; 3 with --replicas and --autoscale, where its streams go on in another one.",
+        "Seconds without a heartbeat after which an engine process counts as hung. Default: 5; 3 with --replicas and "
+        "--autoscale, where another replica continues its streams.",
         low=1,
         high=86400,
         group="server",
     )
     watchdog_timeout: float = option(
         WATCHDOG_TIMEOUT,
-        "Seconds that one step may take, such as a prompt's on a slow machine, before the engine counts as hung.",
+        "Seconds that one step may take before the engine counts as hung. Raise it for long prompts on a slow machine.",
         low=1,
         high=86400,
         group="server",
     )
-    log_level: str = option("info", "Least severe lines in the log.", choices=_LOG_LEVELS, group="observability")
+    log_level: str = option("info", "Minimum severity of log lines.", choices=_LOG_LEVELS, group="observability")
     log_format: str = option(
-        "text", "json: each line of the log is a JSON object.", choices=("text", "json"), group="observability"
+        "text", "Log format. json: one JSON object per line.", choices=("text", "json"), group="observability"
     )
     log_requests: bool = option(
         False,
-        "Log a line for each request also where the log is text in a terminal. Elsewhere each is logged.",
+        "Log each request even if the log is text in a terminal. Otherwise requests are always logged.",
         group="observability",
     )
     metrics_prefix: str = option(
         "rootgraft:",
-        "Prefix of the metrics that vLLM has too. vllm: makes them its own, buckets included, for its dashboards.",
+        "Prefix of the metrics that vLLM also has. vllm: gives them vLLM's names and buckets, for its dashboards.",
         choices=METRICS_PREFIXES,
         group="observability",
     )
     usage_ledger: str | None = option(
         None,
-        "SQLite file that counts requests and tokens by day, key and model. Default: none.",
+        "SQLite file in which to count requests and tokens by day, key and model. Default: none.",
         group="observability",
     )
     otlp_traces_endpoint: str | None = option(
         None,
-        "URL that traces are sent to by OTLP over HTTP, such as http://localhost:4318/v1/traces. Default: none.",
+        "URL to send traces to with OTLP over HTTP, such as http://localhost:4318/v1/traces. Default: none.",
         group="observability",
     )
 
@@ -335,8 +355,8 @@ class ServerConfig:
         self._check_replicas()
         if self.allow_credentials and (not self.allowed_origins or "*" in self.allowed_origins):
             raise ConfigError(
-                "--allow-credentials needs origins by name, for with it * would let any web page use the cookies of "
-                "its visitors. Try: --allowed-origins https://chat.example.org"
+                "--allow-credentials needs --allowed-origins with named origins, because * would let any web page "
+                "use its visitors' cookies. Try: --allowed-origins https://chat.example.org"
             )
         _ = self.template_kwargs
 
@@ -375,8 +395,9 @@ class ServerConfig:
         is_whole = {"prefill", "decode"} <= set(roles) or "both" in roles
         if None in parts or len(roles) > MOST_REPLICAS or not is_whole:
             raise ConfigError(
-                "--replica-roles must be numbers of replicas with p (prompts), d (answers) or b (both), such as "
-                f"1p+1d, with both sides and at most {MOST_REPLICAS} in all, not {self.replica_roles}."
+                "--replica-roles must be numbers of replicas for prompts (p), answers (d) or both (b), such as "
+                f"1p+1d, that cover prompts and answers with at most {MOST_REPLICAS} replicas, not "
+                f"{self.replica_roles}."
             )
         return roles
 
@@ -413,9 +434,9 @@ class ServerConfig:
             )
         for name, value in found.items():
             if name in RESERVED_TEMPLATE_KWARGS:
-                raise ConfigError(f"{name!r} of {flag} is set by the server.")
+                raise ConfigError(f"{flag} must not contain {name!r}: the server sets it.")
             if not isinstance(value, bool | int | float | str):
-                raise ConfigError(f"{name!r} of {flag} must be a string, a number or a boolean.")
+                raise ConfigError(f"{name!r} in {flag} must be a string, a number or a boolean.")
         return found
 
     def _check_tls(self) -> None:
@@ -433,11 +454,11 @@ class ServerConfig:
                 if value
             ]
             if given:
-                raise ConfigError(f"{given[0]} needs --ssl-certfile, the file with the server's certificate.")
+                raise ConfigError(f"{given[0]} needs --ssl-certfile with the server's certificate.")
         elif self.ssl_cert_reqs and self.ssl_ca_certs is None:
             raise ConfigError(
-                f"--ssl-cert-reqs {self.ssl_cert_reqs} needs --ssl-ca-certs, the file of the authorities that sign "
-                "clients' certificates."
+                f"--ssl-cert-reqs {self.ssl_cert_reqs} needs --ssl-ca-certs with the CA certificates that verify "
+                "client certificates."
             )
 
     def _check_replicas(self) -> None:
@@ -450,17 +471,17 @@ class ServerConfig:
         for flag, value in counts if self.roles else ():
             if value not in (1, None):
                 raise ConfigError(
-                    f"--replica-roles {self.replica_roles} says how many replicas there are: leave out {flag} {value}."
+                    f"--replica-roles {self.replica_roles} already sets the number of replicas: remove {flag} {value}."
                 )
         if self.autoscale_bounds is None:
             return
         named = "--keep-alive" if self.autoscale is None else f"--autoscale {self.autoscale}"
         if self.replicas != 1:
-            raise ConfigError(f"{named} says how many replicas there are: leave out --replicas {self.replicas}.")
+            raise ConfigError(f"{named} already sets the number of replicas: remove --replicas {self.replicas}.")
         if self.ray_address is not None:
-            raise ConfigError(f"{named} starts replicas on this machine alone: leave out --ray-address.")
+            raise ConfigError(f"{named} starts replicas on this machine only: remove --ray-address.")
         if self.keep_alive is not None and self.autoscale_bounds[0] > 0:
-            raise ConfigError(f"--keep-alive lets the last replica end: {named} must be 0:MAX.")
+            raise ConfigError(f"--keep-alive stops the last replica: {named} must be 0:MAX.")
 
     def _check_paths(self) -> None:
         if self.uds is not None and not self.uds:
@@ -468,4 +489,7 @@ class ServerConfig:
         if self.root_path.rstrip("/") and not _ROOT_PATH.fullmatch(self.root_path):
             raise ConfigError(f"--root-path must be a path such as /llm, not {self.root_path}.")
         if self.root_path.split("/")[1:2] == ["v1"]:
-            raise ConfigError("--root-path must not begin with /v1, where the server's own routes are; take /llm.")
+            raise ConfigError(
+                "--root-path must not begin with /v1, which the server's own routes use. Use another path, such as "
+                "/llm."
+            )

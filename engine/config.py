@@ -56,237 +56,258 @@ class EngineConfig:
 
     model: str | None = option(
         None,
-        "Folder in Hugging Face format, GGUF file, name on the hub or of rootgraft search, or s3://BUCKET/FOLDER. "
-        "Without it: SmolLM2-135M-Instruct (Q4_1).",
+        "Folder in Hugging Face format, GGUF file, name on the Hugging Face Hub or in rootgraft search, or "
+        "s3://BUCKET/FOLDER. Default: SmolLM2-135M-Instruct (Q4_1).",
         group="model",
     )
-    tokenizer: str | None = option(None, "Folder with tokenizer.json, if not the model's.", group="model")
-    chat_template: str | None = option(None, "File with a Jinja chat template, if not the model's.", group="model")
+    tokenizer: str | None = option(None, "Folder with tokenizer.json. Default: the model's.", group="model")
+    chat_template: str | None = option(None, "File with a Jinja chat template. Default: the model's.", group="model")
     generation_config: str = option(
         "auto",
-        "Sampling parameters of requests that name none. auto: those of the model's generation_config.json, or "
-        "of its GGUF file; vllm: neutral ones.",
+        "Default sampling parameters of requests. auto: from the model's generation_config.json or GGUF file; vllm: "
+        "neutral values.",
         choices=("auto", "vllm"),
         group="model",
     )
-    revision: str | None = option(None, "Branch, tag or commit of a model on the hub.", group="model")
+    revision: str | None = option(None, "Branch, tag or commit of a model on the Hub.", group="model")
     hf_overrides: str = option(
         "{}",
-        "JSON object whose keys replace those of the model's config.json, such as "
-        '\'{"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}\'.',
+        "JSON object whose keys override those of the model's config.json, such as '{\"rope_scaling\": "
+        '{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}\'.',
         group="model",
     )
     dtype: str = option(
         "auto",
-        "Number format of weights, hidden states and KV. auto: bfloat16 on GPUs that have it and on CPUs from AVX2 on, "
-        "else float16 on a GPU and float32 on a CPU.",
+        "Data type of weights, hidden states and KV. auto: bfloat16 on GPUs that support it and on CPUs with AVX2 or "
+        "newer, else float16 on a GPU and float32 on a CPU.",
         choices=("auto", "float32", "bfloat16", "float16"),
         group="model",
     )
     quantization: str | None = option(
         None,
-        "How weights are kept. Default on a GPU: as the checkpoint stores them. Default on a CPU: in --dtype, and "
-        "blocks of a GGUF file, GPTQ, AWQ or compressed-tensors as they are beside that or alone, where that is "
-        "faster, with the same answers; on CPUs without products of bfloat16 gguf_dynamic for Q4_0, Q4_1, Q8_0, "
-        "Q2_K to Q6_K and IQ4_XS, llama.cpp's arithmetic. widened: in --dtype. On a CPU alone: gguf: blocks as they "
-        "are, activations of 15 bits. int8_weight_only: rounded to 8 bits, a scale for each output. gguf_dynamic, "
-        "int8_dynamic: as these, and activations rounded to 8 bits: faster, but answers change.",
+        "Format of the weights in memory. Default on a GPU: as stored in the checkpoint. Default on a CPU: --dtype; "
+        "blocks of GGUF, GPTQ, AWQ or compressed-tensors are also or only kept as stored where that is faster, with "
+        "the same answers; CPUs without bfloat16 instructions use gguf_dynamic (llama.cpp's arithmetic) for Q4_0, "
+        "Q4_1, Q8_0, Q2_K to Q6_K and IQ4_XS. widened: --dtype. Only on a CPU: gguf: blocks as stored, 15-bit "
+        "activations; int8_weight_only: rounded to 8 bits with a scale per output; gguf_dynamic, int8_dynamic: the "
+        "same with activations rounded to 8 bits, which is faster but changes answers.",
         choices=QUANTIZATIONS,
         group="model",
     )
     model_impl: str = option(
         "auto",
-        "What computes the model. rootgraft: our decoder. transformers: the modules of the transformers library over "
-        "our KV pool, slower, for models that our decoder lacks (pip install 'rootgraft[transformers]'). auto: our "
-        "decoder where it has the model, else transformers.",
+        "Implementation of the model. rootgraft: our decoder. transformers: modules of the transformers library over "
+        "our KV pool; slower, for models that our decoder does not support (pip install 'rootgraft[transformers]'). "
+        "auto: our decoder if it supports the model, else transformers.",
         choices=("auto", "rootgraft", "transformers"),
         group="model",
     )
-    device: str = option("auto", "auto: cuda if there is one, else cpu.", choices=("auto", "cpu", "cuda"))
+    device: str = option(
+        "auto", "Device to run on. auto: cuda if there is a GPU, else cpu.", choices=("auto", "cpu", "cuda")
+    )
     tensor_parallel_size: int = option(
         1,
-        "Devices that compute one model together, each with a shard of its weights and KV; on a CPU processes. "
-        "See docs/guide/tensor-parallel.md. Memory, threads and adapter slots are those of each.",
+        "Number of devices (on a CPU: processes) that compute one model together, each with a shard of its weights "
+        "and KV. Options for memory, threads and adapter slots apply to each. See docs/guide/tensor-parallel.md.",
         low=1,
         high=64,
     )
     pipeline_parallel_size: int = option(
         1,
-        "Groups of devices that compute one model together, each some of its layers; on a CPU processes. "
+        "Number of groups of devices (on a CPU: processes) that compute one model together, each some of its layers. "
         "See docs/guide/pipeline-parallel.md.",
         low=1,
         high=64,
     )
     load_format: str = option(
-        "auto", "dummy: random weights in the model's shape.", choices=("auto", "dummy"), group="model"
+        "auto",
+        "Where weights come from. auto: the checkpoint; dummy: random values in the model's shape.",
+        choices=("auto", "dummy"),
+        group="model",
     )
     max_model_len: int | None = option(
-        None, "Most tokens in prompt and answer together. Default: the model's own, if the KV pool holds it.", low=1
+        None,
+        "Maximum context length: tokens of prompt and answer together. Default: the model's own limit, if the KV "
+        "pool can hold it.",
+        low=1,
     )
-    seed: int = option(0, "Seed of requests that name none.", low=MIN_SEED, high=MAX_SEED)
-    block_size: int = option(16, "Tokens in a page of KV.", choices=(1, 2, 4, 8, 16, 32, 64, 128))
+    seed: int = option(0, "Sampling seed of requests without one.", low=MIN_SEED, high=MAX_SEED)
+    block_size: int = option(16, "Number of tokens in a page of KV.", choices=(1, 2, 4, 8, 16, 32, 64, 128))
     kv_cache_dtype: str = option(
         "auto",
-        "Number format of KV. auto: --dtype. int8, and on a GPU fp8 (E4M3; fp8_e4m3 is the same): 8 bits and a scale "
-        "for each token and head, half the memory; answers change. On a CPU attention multiplies bytes: faster.",
+        "Data type of KV. auto: --dtype. int8, and on a GPU fp8 (E4M3, same as fp8_e4m3): 8 bits and a scale per "
+        "token and head; half the memory, but answers change. On a CPU, int8 also makes attention faster.",
         choices=("auto", "int8", "fp8", "fp8_e4m3"),
     )
     gpu_memory_utilization: float = option(
         0.9,
-        "Share of the device's memory for weights and KV of this engine together; other engines on it have theirs.",
+        "Fraction of the device's memory for the weights and KV of this engine. Other engines on the device have "
+        "their own.",
         low=0.05,
         high=1.0,
     )
     kv_cache_memory: float | None = option(
         None,
-        "GiB for the KV pool. Default: from --gpu-memory-utilization; on a CPU at most 4.",
+        "Size of the KV pool in GiB. Default: from --gpu-memory-utilization; on a CPU at most 4.",
         low=0.001,
         high=1 << 20,
     )
     num_gpu_blocks_override: int | None = option(
-        None, "Pages in the KV pool, whatever the memory says.", low=2, high=(1 << 31) - 1
+        None, "Number of pages in the KV pool; overrides the number computed from memory.", low=2, high=(1 << 31) - 1
     )
     max_num_seqs: int | None = option(
         None,
-        "Most sequences in one step. Default: 64; on a GPU as many as its memory serves well, at most 256.",
+        "Maximum number of sequences in one step. Default: 64; on a GPU by its memory, at most 256.",
         low=1,
         high=4096,
     )
     max_num_batched_tokens: int | None = option(
         None,
-        "Most tokens computed in one step. Prompts take four fifths of it, more only up to the end of one or where one "
-        "is computed alone, and fewer beside running streams, as --target-itl-ms says. Default: 640, on a GPU up to "
-        "2048; at least --max-num-seqs.",
+        "Maximum number of tokens in one step, at least --max-num-seqs. Prompts use up to four fifths of it, more "
+        "only to finish a prompt or if one is computed alone, and fewer beside running streams (--target-itl-ms). "
+        "Default: 640, on a GPU up to 2048.",
         low=1,
         high=1 << 20,
     )
     target_itl_ms: str = option(
         '{"realtime": 100, "interactive": 100, "batch": 500}',
-        "Target inter-token latency in milliseconds: prompts beside running streams are computed in chunks of a size "
-        "that keeps a step within it, learnt from the steps. A lower one makes first tokens come later. A number, or "
-        "JSON by the priority of the streams; 0: no target, for the most tokens a second.",
+        "Target inter-token latency in milliseconds. Prompts beside running streams are computed in chunks small "
+        "enough to keep it, by measured step times. A lower target delays first tokens. A number, or JSON by "
+        "priority of the streams; 0: no target, highest throughput.",
     )
     target_ttft_ms: str = option(
         "0",
-        "Target time to first token in milliseconds, which orders the queue within a priority class by deadline, and "
-        "which the header x-slo: strict asks for. A number, or JSON by priority class such as "
-        '{"realtime": 500, "interactive": 2000}; 0: no target.',
+        "Target time to first token in milliseconds. It orders the queue within a priority class by deadline; the "
+        'header x-slo: strict enforces it. A number, or JSON by priority class such as {"realtime": 500, '
+        '"interactive": 2000}; 0: no target.',
     )
-    enable_prefix_caching: bool = option(True, "Share the KV of equal prefixes.")
+    enable_prefix_caching: bool = option(True, "Reuse the KV of equal prompt prefixes.")
     kv_disk: str | None = option(
         None,
-        "Folder for KV of prefixes beyond the pool, which outlives a restart: pages are written behind the steps, and "
-        "read while their request waits. Each engine process uses a folder of its own in it.",
+        "Folder for the KV of prefixes that do not fit the pool; it survives a restart. Pages are written in the "
+        "background and read while their request waits. Each engine process uses its own subfolder.",
     )
-    kv_disk_gib: float = option(10.0, "Most GiB of files of one engine process in --kv-disk.", low=0.001, high=1 << 20)
+    kv_disk_gib: float = option(
+        10.0, "Maximum size of the files of one engine process in --kv-disk, in GiB.", low=0.001, high=1 << 20
+    )
     kv_disk_key_file: str | None = option(
         None,
-        "File with 32 bytes, or 64 hexadecimal digits: KV in --kv-disk is encrypted with a key for each tenant that "
-        "follows from it (AES-256-GCM), and files' names tell nobody without it which prompts are there.",
+        "File with a key of 32 bytes or 64 hexadecimal digits. KV in --kv-disk is encrypted (AES-256-GCM) with a key "
+        "per tenant derived from it, and file names do not reveal prompts without it.",
     )
     kv_host_gib: float | None = option(
         None,
-        "GiB of the host's memory for KV that a GPU's pool has no room for. Not on a CPU, whose pool is the host's "
-        "memory: see --kv-cache-memory.",
+        "GiB of host memory for KV that does not fit a GPU's pool. Not for a CPU, whose pool is in host memory: use "
+        "--kv-cache-memory.",
         low=0.001,
         high=1 << 20,
     )
     kv_events_config: str | None = option(
         None,
-        "KV events over ZMQ, as in vLLM, of pages that enter and leave the prefix cache: JSON such as "
+        "Publish KV events over ZMQ, as vLLM does, when pages enter and leave the prefix cache. JSON such as "
         '{"enable_kv_cache_events": true, "endpoint": "tcp://127.0.0.1:5557"}.',
     )
     kv_peer_gib: float | None = option(
         None,
-        "Most GiB of KV that a replica of a fleet has fetched from others ahead of its use: a prompt whose prefix "
-        "another one has is copied, not computed again. 0 for none. Default: 0.5 with several replicas.",
+        "Maximum GiB of KV that a replica prefetches from others: it copies a prefix that another replica has cached "
+        "instead of computing it again. 0: off. Default: 0.5 with several replicas.",
         low=0,
         high=1 << 20,
     )
     speculative_config: str = option(
         '{"method": "auto"}',
-        "Drafts of the next tokens, which change speed and nothing else. JSON: method auto (from grammars, the "
-        "sequence's own tokens, the prefix cache and other answers), ngram (its own tokens) or off; model, a small "
-        "model of the same vocabulary or an EAGLE-3 head that drafts too, or method mtp, the checkpoint's own MTP "
-        "module, and its quantization; num_speculative_tokens, 16.",
+        "Speculative decoding; it changes only speed. JSON: method auto (drafts from grammars, the sequence's own "
+        "tokens, the prefix cache and other answers), ngram (its own tokens), mtp (the checkpoint's MTP module) or "
+        "off; model, a small model with the same vocabulary or an EAGLE-3 head as a further drafter; quantization of "
+        "the drafter; num_speculative_tokens (16).",
     )
     threads: int | None = option(
         None,
-        "Threads that compute on the CPU. Default: the processors that this process may use; of more than 8 one for "
-        "each core of one socket, to which the engine is bound.",
+        "Number of CPU threads that compute. Default: the processors that this process may use; if these are more "
+        "than 8, one per core of one socket, to which the engine is bound.",
         low=1,
     )
     native_kernels: bool = option(
-        True, "Compile and use our kernels, C++ on a CPU and Triton on a GPU; else plain torch."
+        True, "Compile and use our own kernels (C++ on a CPU, Triton on a GPU) instead of plain torch."
     )
     enforce_eager: bool = option(
-        False, "Launch every op of a step by itself: no captured graphs on a GPU, no recorded calls on a CPU."
+        False, "Launch each op of a step separately: no CUDA graphs on a GPU, no recorded calls on a CPU."
     )
 
     batch_invariant: bool = option(
         False,
-        "The same request gives the same tokens in whatever company. On a CPU it always does; on a GPU by slower "
+        "Give a request the same tokens whatever else is in its batch. Always so on a CPU; on a GPU with slower "
         "kernels, for dense models in bfloat16 or float16.",
     )
 
-    enable_lora: bool = option(False, "Serve LoRA adapters of the model as well.", group="adapters")
+    enable_lora: bool = option(False, "Also serve LoRA adapters of the model.", group="adapters")
     lora_modules: tuple[str, ...] = option(
         (),
-        "Adapters to load at the start, each as NAME=SOURCE or vLLM's JSON, from anywhere: a folder, org/name on the "
-        "hub, s3://BUCKET/FOLDER, https://HOST/FOLDER or file:///FOLDER.",
+        "Adapters to load at the start, each as NAME=SOURCE or vLLM's JSON. SOURCE is any folder, org/name on the "
+        "Hub, s3://BUCKET/FOLDER, https://HOST/FOLDER or file:///FOLDER.",
         group="adapters",
         words=True,
     )
     lora_dir: str | None = option(
         None,
-        "Folder of adapters: each below it is loaded when a request names it, and requests load none from elsewhere.",
+        "Folder of adapters. A request that names one of them loads it; adapters in other folders cannot be loaded "
+        "by requests.",
         group="adapters",
     )
-    max_loras: int = option(8, "Most adapters in one step: slots on the device.", low=1, high=1024, group="adapters")
-    max_lora_rank: int = option(64, "Largest rank of an adapter that is taken.", low=1, high=4096, group="adapters")
+    max_loras: int = option(
+        8, "Maximum number of adapters in one step: slots on the device.", low=1, high=1024, group="adapters"
+    )
+    max_lora_rank: int = option(64, "Maximum rank of an adapter.", low=1, high=4096, group="adapters")
     max_lora_embeddings: int | None = option(
         None,
-        "Adapters in one step that bring an embedding or a head of their own. Default: --max-loras on a CPU, 1 on a "
-        "GPU, where memory is kept for them.",
+        "Maximum number of adapters in one step with their own embedding or head. Default: --max-loras on a CPU; 1 "
+        "on a GPU, where memory is reserved for them.",
         low=0,
         high=1024,
         group="adapters",
     )
     max_cpu_loras: int | None = option(
         None,
-        "Memory on the host, in adapters of the largest rank; smaller ones take less. Default: four times --max-loras.",
+        "Host memory for adapters, as a number of adapters of the maximum rank; smaller ones take less. Default: "
+        "four times --max-loras.",
         low=1,
         high=1 << 20,
         group="adapters",
     )
     max_adapters: int = option(
-        10000, "Most adapters that are loaded at a time, wherever they are kept.", low=1, high=1 << 20, group="adapters"
+        10000,
+        "Maximum number of loaded adapters, on the device, on the host or on disk.",
+        low=1,
+        high=1 << 20,
+        group="adapters",
     )
 
     adapter_sources: tuple[str, ...] = option(
         (),
-        "Where requests may load adapters from: hf, hf://ORG, hf://ORG/NAME, s3://BUCKET/FOLDER, https://HOST/FOLDER, "
-        "file:///FOLDER; and networks such as 10.1.0.0/16 whose addresses these hosts may have. Default: nowhere.",
+        "Sources from which requests may load adapters: hf, hf://ORG, hf://ORG/NAME, s3://BUCKET/FOLDER, "
+        "https://HOST/FOLDER, file:///FOLDER; and private networks such as 10.1.0.0/16 in which these hosts may be. "
+        "Default: none.",
         group="adapters",
         words=True,
     )
     adapter_cache_dir: str | None = option(
         None,
-        "Folder of downloaded adapters, which servers may share. Default: rootgraft/adapters in the user's cache.",
+        "Folder for downloaded adapters; several servers may share it. Default: rootgraft/adapters in the user's "
+        "cache.",
         group="adapters",
     )
     max_adapter_bytes: int = option(
-        2 << 30, "Most bytes of an adapter's weights that are downloaded.", low=1024, high=4 << 30, group="adapters"
+        2 << 30, "Maximum size of an adapter's weights to download, in bytes.", low=1024, high=4 << 30, group="adapters"
     )
     max_adapter_cache_bytes: int = option(
         20 << 30,
-        "Most bytes of downloaded adapters on disk; what was used longest ago goes.",
+        "Maximum size of downloaded adapters on disk, in bytes; the least recently used are deleted.",
         low=1024,
         high=1 << 50,
         group="adapters",
     )
     adapter_download_timeout: float = option(
-        900.0, "Seconds that the download of one adapter may take.", low=1, high=86400, group="adapters"
+        900.0, "Maximum seconds for the download of one adapter.", low=1, high=86400, group="adapters"
     )
 
     @property
@@ -368,12 +389,15 @@ class EngineConfig:
         }
         for what, is_set in found.items():
             if is_set:
-                raise ConfigError(f"{self.ranks_option}: {what} is computed by one rank alone. Leave one of them out.")
+                raise ConfigError(
+                    f"{self.ranks_option} cannot be used with {what}, which runs on a single rank. Remove one of the "
+                    "two."
+                )
 
     def _check_tiers(self) -> None:
         if (self.kv_disk or self.kv_host_gib) and not self.enable_prefix_caching:
             flag = "--kv-disk" if self.kv_disk else "--kv-host-gib"
-            raise ConfigError(f"{flag} keeps prefixes, and needs --enable-prefix-caching.")
+            raise ConfigError(f"{flag} stores cached prefixes: it needs --enable-prefix-caching.")
         if self.kv_disk_key_file and not self.kv_disk:
             raise ConfigError("--kv-disk-key-file needs --kv-disk.")
 
@@ -383,19 +407,19 @@ class EngineConfig:
             if spec.metadata["group"] == "adapters" and is_set and not self.enable_lora:
                 raise ConfigError(f"--{spec.name.replace('_', '-')} needs --enable-lora.")
         if len(self.named_adapters) < len(self.lora_modules):
-            raise ConfigError("--lora-modules gives one name to two adapters.")
+            raise ConfigError("--lora-modules has two adapters with the same name.")
         if len(self.lora_modules) > self.max_adapters:
             count = len(self.lora_modules)
             raise ConfigError(f"--lora-modules names {count} adapters, more than --max-adapters ({self.max_adapters}).")
         if self.max_adapter_cache_bytes < self.max_adapter_bytes:
             raise ConfigError(
                 f"--max-adapter-cache-bytes ({self.max_adapter_cache_bytes}) must be at least --max-adapter-bytes "
-                f"({self.max_adapter_bytes}): the cache holds each adapter that is downloaded."
+                f"({self.max_adapter_bytes}), so that the cache can hold each adapter."
             )
         if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
             raise ConfigError(
-                f"--max-cpu-loras ({self.max_cpu_loras}) must be at least --max-loras ({self.max_loras}): what is on "
-                "the device is kept on the host too."
+                f"--max-cpu-loras ({self.max_cpu_loras}) must be at least --max-loras ({self.max_loras}): adapters "
+                "on the device are also kept on the host."
             )
 
 

@@ -17,7 +17,7 @@ _ALIASES = {"suffix": "auto", "deepseek_mtp": "mtp", "glm4_moe_mtp": "mtp", "mim
 MAX_SPECULATIVE_TOKENS = 64
 QUANTIZATIONS = ("gguf", "gguf_dynamic", "int8_weight_only", "int8_dynamic", "widened")
 _SPECULATIVE = "--speculative-config"
-_NO_HEADS = "EAGLE-1, EAGLE-2 and Medusa heads are not computed. Without the option drafts come from lookups alone."
+_NO_HEADS = "EAGLE-1, EAGLE-2 and Medusa heads are not supported. Without the option, drafts come from lookups."
 HF_OVERRIDES = "--hf-overrides"
 _TARGET_ITL = "--target-itl-ms"
 _TARGET_TTFT = "--target-ttft-ms"
@@ -58,7 +58,7 @@ class SpeculativeConfig:
         if not isinstance(values, dict):
             raise ConfigError(f'{_SPECULATIVE} must be a JSON object such as {{"method": "ngram"}}, not {text}.')
         if unknown := sorted(values.keys() - {*cls.__slots__, *_LOOKUP_KEYS, *_INERT_KEYS}):
-            raise ConfigError(f"{_SPECULATIVE} has no {unknown[0]!r}; it has {', '.join(cls.__slots__)}.")
+            raise ConfigError(f"{_SPECULATIVE} has no key {unknown[0]!r}; its keys are {', '.join(cls.__slots__)}.")
         for key, only in _INERT_KEYS.items():
             if values.get(key, only) != only:
                 raise ConfigError(f"{key} of {_SPECULATIVE} must be {only}, not {values[key]}.")
@@ -84,11 +84,12 @@ class SpeculativeConfig:
             raise ConfigError(f"model of {_SPECULATIVE} must name the draft model, as --model does, not {self.model}.")
         if self.method == "mtp" and self.model is not None:
             raise ConfigError(
-                f"model of {_SPECULATIVE} must be left out with method mtp: its module is in the checkpoint of --model."
+                f"model of {_SPECULATIVE} must not be given with method mtp: the MTP module is in the checkpoint of "
+                "--model."
             )
         for key, with_key in (("model", _WITH_MODEL), ("quantization", _WITH_WEIGHTS)):
             if self.method not in with_key and getattr(self, key) is not None:
-                raise ConfigError(f"{key} of {_SPECULATIVE} is of a draft model; method {self.method} has none.")
+                raise ConfigError(f"{key} of {_SPECULATIVE} needs a draft model; method {self.method} has none.")
         if self.quantization not in (None, *QUANTIZATIONS):
             forms = ", ".join(QUANTIZATIONS)
             raise ConfigError(f"quantization of {_SPECULATIVE} must be one of {forms}, not {self.quantization}.")
@@ -149,7 +150,7 @@ def _parse_targets(option: str, text: str, example: str) -> dict[str, float]:
         _check_target(option, values, f", or JSON such as {example}")
         return dict.fromkeys(names, values)
     if unknown := sorted(values.keys() - {*names}):
-        raise ConfigError(f"{option} has no {unknown[0]!r}; it has {', '.join(names)}.")
+        raise ConfigError(f"{option} has no key {unknown[0]!r}; its keys are {', '.join(names)}.")
     for name, value in values.items():
         _check_target(f"{name} of {option}", value)
     return values

@@ -45,7 +45,7 @@ class KvEventsConfig:
             raise ConfigError(f'{_OPTION} must be JSON such as {{"enable_kv_cache_events": true}}, not {text}.')
         values.pop("max_queue_size", None)  # of vLLM's: batches are sent at once, none is queued
         if unknown := sorted(values.keys() - {*cls.__slots__}):
-            raise ConfigError(f"{_OPTION} has no {unknown[0]!r}; it has {', '.join(cls.__slots__)}.")
+            raise ConfigError(f"{_OPTION} has no key {unknown[0]!r}; its keys are {', '.join(cls.__slots__)}.")
         for name, value in values.items():
             _check(name, value)
         return cls(**values)

@@ -153,7 +153,7 @@ def take(option: PeerOption, value: Any, shown: Callable[[str, str], str] = as_f
     for name, part in parts.items():
         row = (inner or {name: option}).get(name)
         if row is None:
-            raise ConfigError(f"{shown(name, _text(part))}: there is no such key.{nearest(name, inner)}")
+            raise ConfigError(f"{shown(name, _text(part))}: unknown key.{nearest(name, inner)}")
         try:
             note = row.note(_text(part))
         except ConfigError as error:

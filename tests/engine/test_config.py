@@ -25,7 +25,7 @@ def test_what_one_rank_alone_computes(options: dict[str, Any], named: str) -> No
     with pytest.raises(ConfigError) as refusal:
         EngineConfig(tensor_parallel_size=2, **options)
     assert str(refusal.value) == (
-        f"--tensor-parallel-size 2: {named} is computed by one rank alone. Leave one of them out."
+        f"--tensor-parallel-size 2 cannot be used with {named}, which runs on a single rank. Remove one of the two."
     )
 
 
@@ -38,7 +38,9 @@ def test_what_one_rank_alone_computes(options: dict[str, Any], named: str) -> No
     ],
 )
 def test_what_stages_do_not_compute(options: dict[str, Any], named: str) -> None:
-    with pytest.raises(ConfigError, match=f"--pipeline-parallel-size 3: {named} is computed by one rank alone"):
+    with pytest.raises(
+        ConfigError, match=f"--pipeline-parallel-size 3 cannot be used with {named}, which runs on a single rank"
+    ):
         EngineConfig(pipeline_parallel_size=3, **options)
     assert EngineConfig(pipeline_parallel_size=3, quantization="int8_weight_only").num_ranks == 3
 

@@ -159,10 +159,10 @@ def test_spellings_of_vllm_and_sglang(line: str, options: dict[str, object]) -> 
         ("--kv-cache-dtype fp8_e5m2", "--kv-cache-dtype: must be one of auto, int8, fp8, fp8_e4m3, not fp8_e5m2. There is no KV"),
         ("--tool-call-parser nope", "--tool-call-parser: must be one of auto, mistral"),
         ("--gpu-memory-utilization x", "--gpu-memory-utilization: must be a number, not x."),
-        ("--structured-outputs-config {\"bakend\":1}", "--structured-outputs-config.bakend 1: there is no such key. Did you mean structured-outputs-config.backend?"),
+        ("--structured-outputs-config {\"bakend\":1}", "--structured-outputs-config.bakend 1: unknown key. Did you mean structured-outputs-config.backend?"),
         ("--structured-outputs-config x", "--structured-outputs-config x: must be a JSON object."),
         ("--structured-outputs-config.enable_in_reasoning true", "--structured-outputs-config.enable_in_reasoning: a schema binds"),
-        ("--speculative-config {} --speculative-config.method off", "--speculative-config is given as a whole and by keys"),
+        ("--speculative-config {} --speculative-config.method off", "--speculative-config is given both as a JSON object and key by key"),
         ("--compilation-config.mode", "--compilation-config.mode: expected one argument."),
         ("-t 1", "unknown option -t."),
         ("--tensor 1", "unknown option --tensor."),
@@ -179,7 +179,7 @@ def test_a_refusal_says_what_is_wrong(line: str, message: str, capsys) -> None:
 
 def test_a_model_behind_an_option_of_several_words_is_not_swallowed() -> None:
     for line in ("--served-model-name a models/x", "--port 1 --api-key k models/x --host h"):
-        with pytest.raises(ConfigError, match="name it first or with --model"):
+        with pytest.raises(ConfigError, match="put it first or give it with --model"):
             serve(line)
     assert serve("--model models/x --api-key a b")[1].api_key == ("a", "b")
     assert serve("models/x --api-key a b")[1].api_key == ("a", "b")
@@ -216,9 +216,9 @@ def test_a_file_of_options_counts_less_than_the_command_line(tmp_path: Path) -> 
         ("prot: 1", "unknown option --prot. Did you mean --port?"),
         ("port: x", "--port: must be a whole number"),
         ("node-rank: 2", "--node-rank 2: all ranks are on one machine"),
-        ("- port", "must hold options, one in a line"),
+        ("- port", "must contain options, one per line"),
         ("port: [", "is not YAML"),
-        ("config: other.yaml", "a file of options names no other"),
+        ("config: other.yaml", "the file must not contain the option 'config'"),
     ],
 )
 def test_a_mistake_in_a_file_of_options_names_the_file(text: str, message: str, tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_keywords_of_llm() -> None:
         ("max_model_length", 5, "There is no option 'max_model_length'. Did you mean max_model_len?"),
         ("port", 8000, "There is no option 'port'."),
         ("max_logprobs", 21, "max_logprobs=21: a request may ask for 20."),
-        ("structured_outputs_config", {"bakend": 1}, "structured_outputs_config.bakend=1: there is no such key."),
+        ("structured_outputs_config", {"bakend": 1}, "structured_outputs_config.bakend=1: unknown key."),
     ],
 )
 def test_keywords_of_llm_that_are_refused(keyword: str, value: object, message: str) -> None:

@@ -113,10 +113,10 @@ def test_a_model_that_is_kept_for_a_while_is_one_replica_or_none() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"autoscale": "1:3"}, "--keep-alive lets the last replica end: --autoscale 1:3 must be 0:MAX"),
-        ({"replicas": 2}, "--keep-alive says how many replicas there are: leave out --replicas 2"),
-        ({"replica_roles": "1p+1d"}, "leave out --keep-alive 300"),
-        ({"ray_address": "local"}, "--keep-alive starts replicas on this machine alone: leave out --ray-address"),
+        ({"autoscale": "1:3"}, "--keep-alive stops the last replica: --autoscale 1:3 must be 0:MAX"),
+        ({"replicas": 2}, "--keep-alive already sets the number of replicas: remove --replicas 2"),
+        ({"replica_roles": "1p+1d"}, "remove --keep-alive 300"),
+        ({"ray_address": "local"}, "--keep-alive starts replicas on this machine only: remove --ray-address"),
     ],
 )
 def test_what_does_not_go_with_a_model_that_is_kept_for_a_while(options: dict[str, Any], words: str) -> None:
@@ -132,9 +132,9 @@ def test_limits_of_the_time_that_a_model_is_kept(seconds: float) -> None:
 
 
 def test_the_number_of_replicas_is_said_once() -> None:
-    with pytest.raises(ConfigError, match="--autoscale 1:4 says how many replicas there are: leave out --replicas 2"):
+    with pytest.raises(ConfigError, match="--autoscale 1:4 already sets the number of replicas: remove --replicas 2"):
         ServerConfig(autoscale="1:4", replicas=2)
-    with pytest.raises(ConfigError, match="leave out --ray-address"):
+    with pytest.raises(ConfigError, match="remove --ray-address"):
         ServerConfig(autoscale="1:4", ray_address="local")
 
 
@@ -164,7 +164,7 @@ def test_what_is_no_roles_of_replicas(text: str) -> None:
 
 @pytest.mark.parametrize("options", [{"replicas": 2}, {"autoscale": "1:2"}], ids=str)
 def test_roles_say_how_many_replicas_there_are(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"--replica-roles 1p\+1d says how many replicas there are: leave out --"):
+    with pytest.raises(ConfigError, match=r"--replica-roles 1p\+1d already sets the number of replicas: remove --"):
         ServerConfig(replica_roles="1p+1d", **options)
 
 

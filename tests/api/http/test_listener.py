@@ -257,8 +257,11 @@ def test_a_certificate_that_ends_soon_is_told(pki: Pki, caplog: pytest.LogCaptur
         ({"root_path": "/llm?"}, "--root-path must be a path"),
         ({"root_path": "/v1/x"}, "--root-path must not begin with /v1"),
         ({"uds": ""}, "--uds must name a file"),
-        ({"allow_credentials": True}, "--allow-credentials needs origins by name"),
-        ({"allow_credentials": True, "allowed_origins": ("*",)}, "--allow-credentials needs origins by name"),
+        ({"allow_credentials": True}, "--allow-credentials needs --allowed-origins with named origins"),
+        (
+            {"allow_credentials": True, "allowed_origins": ("*",)},
+            "--allow-credentials needs --allowed-origins with named origins",
+        ),
     ],
 )
 def test_options_that_do_not_go_together(options: dict[str, Any], fault: str) -> None:

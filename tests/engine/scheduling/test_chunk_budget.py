@@ -455,7 +455,7 @@ def test_a_target_is_a_number_or_one_for_each_class(given: object, wanted: tuple
         ({"batch": 60001}, "batch of --target-itl-ms must be .*, not 60001"),
         ({"realtime": True}, "realtime of --target-itl-ms must be .*, not True"),
         ({"interactive": "50"}, "interactive of --target-itl-ms must be .*, not 50"),
-        ({"bulk": 5}, "--target-itl-ms has no 'bulk'; it has realtime, interactive, batch"),
+        ({"bulk": 5}, "--target-itl-ms has no key 'bulk'; its keys are realtime, interactive, batch"),
     ],
 )
 def test_other_targets_are_refused(given: object, message: str) -> None:

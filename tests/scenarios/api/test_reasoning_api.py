@@ -177,8 +177,8 @@ def test_default_variables_of_the_template(serve_with: Any) -> None:
     [
         ("{", "must be a JSON object such as"),
         ("[1]", "must be a JSON object such as"),
-        ('{"tools": 1}', "'tools' of --default-chat-template-kwargs is set by the server"),
-        ('{"a": [1]}', "'a' of --default-chat-template-kwargs must be a string, a number or a boolean"),
+        ('{"tools": 1}', "--default-chat-template-kwargs must not contain 'tools': the server sets it"),
+        ('{"a": [1]}', "'a' in --default-chat-template-kwargs must be a string, a number or a boolean"),
     ],
 )
 def test_wrong_default_variables(text: str, fault: str) -> None:
