@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rootgraft.engine.text.chat_template import ChatTemplates
-
-from .tool_templates import TemplateOnly
+from support.api.tool_templates import TemplateOnly
 
 BOS, EOS = "<BOS>", "<EOS>"
 _WEATHER, _NEWS = '{"city": "Paris", "days": 3}', '{"city": "Rome"}'
