@@ -135,7 +135,7 @@ async def handle(request: Request, error: Exception) -> Response:
 def _with_methods(reply: ErrorReply, request: Request) -> ErrorReply:
     """Add the path's methods to the error's text and to its ``Allow`` header. Each method is a separate route."""
     methods = ", ".join(method for method in _METHODS if _is_route(request, method, request.scope["path"]))
-    message = f"There is no {request.method} of this route, which takes {methods}."
+    message = f"Method {request.method} is not allowed on this route; allowed: {methods}."
     return replace(reply, message=message, headers={"allow": methods}) if methods else reply
 
 

@@ -138,7 +138,9 @@ def reply_to(error: Exception) -> ErrorReply:
     if reply is not None:
         return reply
     logger.error("unexpected error", exc_info=error)
-    message = str(error) if isinstance(error, EngineError) else "The server made an error; its log has the details."
+    message = (
+        str(error) if isinstance(error, EngineError) else "Internal server error; the server's log has the details."
+    )
     return ErrorReply(500, message, code=_INTERNAL)
 
 
@@ -183,7 +185,7 @@ def _known_reply(error: Exception) -> ErrorReply | None:
         case HTTPException():
             return _reply_to_http(error)
     if lacks_memory(error):
-        text = "The server has no memory for this request now: ask again later."
+        text = "The server has no memory for this request now: try again later."
         return ErrorReply(503, text, code="server_overloaded", headers=_RETRY)
     return None
 
@@ -193,7 +195,7 @@ def faults_of(error: ValidationError) -> list[dict[str, Any]]:
     most = MOST_FAULTS.get()
     if error.error_count() <= most:
         return [dict(each) for each in error.errors(include_url=False)]
-    reason = f"has {error.error_count()} faults: they are named one by one if there are at most {most}"
+    reason = f"has {error.error_count()} errors; they are listed one by one only if there are at most {most}"
     return [{"type": "rejected", "loc": (), "msg": reason}]
 
 
@@ -219,7 +221,7 @@ def _reply_to_http(error: HTTPException) -> ErrorReply:
     if error.status_code == 404 and not isinstance(error, HTTPError):
         message, code = "There is no such route.", "unknown_url"
     elif error.status_code == 405:
-        message, code = "This route does not take this method.", "method_not_allowed"
+        message, code = "This method is not allowed on this route.", "method_not_allowed"
     elif message == HTTPStatus(error.status_code).phrase:
         message = f"{message}."
     kind = error.kind if isinstance(error, Rejection) else None

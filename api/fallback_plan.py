@@ -101,7 +101,9 @@ def read_providers(source: str, content: Any) -> dict[str, Provider]:
     for index, each in enumerate(content):
         provider = _provider(f"{source}: providers[{index}]", each)
         if provider.name in found:
-            raise ConfigError(f"{source}: providers[{index}].name: another provider is called {provider.name} too.")
+            raise ConfigError(
+                f"{source}: providers[{index}].name: another provider already has the name {provider.name}."
+            )
         found[provider.name] = provider
     return found
 
@@ -134,10 +136,10 @@ def check_plan(place: str, plan: FallbackPlan, own: Sequence[str], served: Seque
     """
     for name in plan.providers:
         if name in served:
-            raise ConfigError(f"providers: {name} is the name of a model too: one of them needs another.")
+            raise ConfigError(f"providers: {name} is also the name of a model: rename one of them.")
     for name in plan.targets:
         if name in own:
-            raise ConfigError(f"{place}: {name} is the model itself, which cannot answer in its own place.")
+            raise ConfigError(f"{place}: {name} is the model itself: a fallback must be another model.")
         if name not in served and name not in plan.providers:
             known = ", ".join([*(each for each in served if each not in own), *plan.providers]) or "none"
             raise ConfigError(f"{place}: there is no model or provider {name}; there are: {known}.")
@@ -152,7 +154,7 @@ def _fields(place: str, content: Any, known: frozenset[str]) -> dict[str, Any]:
         raise ConfigError(f"{place} must be a mapping with {', '.join(sorted(known))}, not {content!r}.")
     options = {str(key).replace("_", "-"): value for key, value in content.items()}
     if unknown := sorted(options.keys() - known):
-        raise ConfigError(f"{place} has no {unknown[0]!r}; it has {', '.join(sorted(known))}.")
+        raise ConfigError(f"{place} has no key {unknown[0]!r}; its keys are {', '.join(sorted(known))}.")
     return options
 
 
@@ -160,7 +162,7 @@ def _provider(place: str, content: Any) -> Provider:
     options = _fields(place, content, _PROVIDER_KEYS)
     for name in ("name", "base-url", "model"):
         if not _is_name(options.get(name)):
-            raise ConfigError(f"{place}.{name} must be a text of 1 to {_MAX_NAME} characters.")
+            raise ConfigError(f"{place}.{name} must be a string of 1 to {_MAX_NAME} characters.")
     timeout = options.get("timeout", 60.0)
     is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
     if not is_number or not 1 <= timeout <= _LONGEST_TIMEOUT:
@@ -176,9 +178,7 @@ def _base_url(place: str, text: str) -> str:
     except ValueError:
         is_url = False
     if not is_url or not text.isascii() or any(each in text for each in "@?# "):
-        raise ConfigError(
-            f"{place}.base-url must be an address such as https://api.example.com/v1, without a key in it."
-        )
+        raise ConfigError(f"{place}.base-url must be a URL such as https://api.example.com/v1, without a key in it.")
     return text.rstrip("/")
 
 
@@ -207,5 +207,5 @@ def _route(place: str, content: Any) -> ModelRoute:
     if not isinstance(names, list) or not all(isinstance(name, str) and name in known for name in names):
         raise ConfigError(f"{place}.priorities must be a list of {', '.join(known)}, not {names!r}.")
     if most is None and not names:
-        raise ConfigError(f"{place} must say which requests: max-prompt-chars, priorities or both.")
+        raise ConfigError(f"{place} must select requests with max-prompt-chars, priorities or both.")
     return ModelRoute(options["to"], most, frozenset(known[name] for name in names))

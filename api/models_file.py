@@ -107,7 +107,7 @@ def models_file_of(name: str, content: Mapping[str, Any]) -> ModelsFile | None:
 
 def _entry(place: str, content: Any, providers: Mapping[str, Provider]) -> ModelEntry:
     if not isinstance(content, dict):
-        raise ConfigError(f"{place} must hold options, such as 'model: org/name', not {content!r}.")
+        raise ConfigError(f"{place} must contain options, such as 'model: org/name', not {content!r}.")
     options = {str(key): value for key, value in content.items()}
     digest = options.pop("digest", None)
     if digest is not None and not (isinstance(digest, str) and _DIGEST.fullmatch(digest)):
@@ -146,7 +146,7 @@ def check_models(models: Sequence[ServedModel], names: Sequence[Sequence[str]]) 
         ):
             if key in owners:
                 first = owners[key].rpartition(": ")[2]
-                raise ConfigError(f"{place}.{option}: {first} has {what} too: one of them needs another.")
+                raise ConfigError(f"{place}.{option}: {first} also has {what}: change one of them.")
             owners[key] = place
 
 

@@ -182,13 +182,13 @@ def check_entries(content: Any) -> list[KeyEntry]:
 def _parse(path: Path) -> Any:
     parsers: dict[str, Callable[[str], Any]] = {".json": orjson.loads, ".toml": tomllib.loads}
     if path.suffix not in parsers:
-        raise ConfigError("--api-key-file must be a file whose name ends in .json or .toml.")
+        raise ConfigError("--api-key-file must end in .json or .toml.")
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise ConfigError(f"--api-key-file is larger than {_MAX_FILE_BYTES} bytes.")
         text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         quoted = shlex.quote(str(path))
         mend = f" Try: rootgraft key add team-a --api-key-file {quoted}" if isinstance(error, FileNotFoundError) else ""
         raise ConfigError(f"--api-key-file: {path} cannot be read: {reason}.{mend}") from None
@@ -265,9 +265,9 @@ class KeyRing:
         self._seen = seen
         try:
             self._keys = self._given + read_keys(self._file)
-            logger.info("the file with keys has changed: %d keys are valid now", len(self._keys))
+            logger.info("the key file has changed: %d keys are valid now", len(self._keys))
         except ConfigError as error:
-            logger.error("the file with keys has changed and cannot be taken, so the keys stay as they were: %s", error)
+            logger.error("the key file has changed but cannot be loaded; the previous keys stay valid: %s", error)
 
     def _look(self) -> tuple[int, int, int] | None:
         """Return modification time, size and inode of the file; None if it is missing."""

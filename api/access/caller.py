@@ -129,5 +129,7 @@ class Caller:
             return self.key.priority
         if requested < self.key.earliest:
             first = self.key.earliest.name.lower()
-            raise HTTPError(403, f"'priority' must be '{first}' or later with this key.", code="priority_not_allowed")
+            raise HTTPError(
+                403, f"'priority' must be '{first}' or a lower class with this key.", code="priority_not_allowed"
+            )
         return requested

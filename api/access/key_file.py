@@ -34,7 +34,7 @@ def add_key(path: Path, name: str, fields: Mapping[str, Any]) -> str:
 
     def append(entries: Entries) -> None:
         if any(entry["name"] == name for entry in entries):
-            raise ConfigError(f"{path} has a key {name} already. Try: rootgraft key rotate {name}")
+            raise ConfigError(f"{path} already has a key {name}. Try: rootgraft key rotate {name}")
         entry = {"name": name, "sha256": _digest(secret), **fields}
         entries.append(_table(entry, is_first=not entries) if path.suffix == ".toml" else entry)
 
@@ -59,7 +59,9 @@ def revoke_key(path: Path, name: str) -> None:
     def remove(entries: Entries) -> None:
         place = _place(path, entries, name)
         if len(entries) == 1:
-            raise ConfigError(f"{name} is the last key of {path}, which a server would keep. Add another one first.")
+            raise ConfigError(
+                f"{name} is the last key in {path}, and a server keeps its last key. Add another key first."
+            )
         del entries[place]
 
     _change(path, remove)

@@ -254,7 +254,7 @@ class QueueLimits:
             ("max_queued_tokens", "prompt tokens", self.tokens, load.tokens, self._max_tokens),
         ):
             if waiting + more > limit * room:
-                text = f"The server is busy: {waiting} {what} are waiting, of {limit} that may."
+                text = f"The server is busy: {waiting} {what} are waiting; the limit is {limit}."
                 raise Rejection(503, text, reason, self._until_room())
         self._check_wait(load)
         self._check_share(load)
@@ -321,7 +321,7 @@ class QueueLimits:
         wait = self.expected_wait(load)
         if wait <= MARGIN * self._max_seconds:
             return
-        text = f"The server is busy: a new request would wait about {wait:.1f} seconds, of {self._max_seconds:g} that"
+        text = f"The server is busy: a new request would wait about {wait:.1f} seconds; at most {self._max_seconds:g}"
         raise Rejection(503, f"{text} are allowed.", "queue_slow", wait - self._max_seconds)
 
     def _check_target(self, load: Load) -> None:
@@ -330,8 +330,8 @@ class QueueLimits:
         if target is None:
             raise HTTPError(
                 400,
-                f"The header x-slo: strict needs a target, and the server has none for the priority class '{name}': "
-                "--target-ttft-ms sets it.",
+                f"The header x-slo: strict needs a target for the priority class '{name}', and the server has none: "
+                "set it with --target-ttft-ms.",
                 code="no_target",
             )
         estimate = self._least_ttft(load)
@@ -340,7 +340,7 @@ class QueueLimits:
         if estimate > target:
             raise Rejection(
                 503,
-                f"The first token is expected after {1000 * estimate:.0f} ms, and the target of the priority class "
+                f"The first token is expected after {1000 * estimate:.0f} ms; the target of the priority class "
                 f"'{name}' is {1000 * target:.0f} ms.",
                 "target_ttft",
                 estimate - target,
@@ -383,11 +383,11 @@ class QueueLimits:
         own = sum(group.sequences for group in groups)
         left = self._max_sequences - self.sequences
         if own + load.sequences > left:
-            text = f"Too many requests with keys of yours are waiting: {own}, where {left} places are left."
+            text = f"Too many requests of your tenant are waiting: {own}, and only {left} places are left."
             raise Rejection(429, text, "tenant_share", self._until_room())
         own_tokens, left_tokens = sum(group.tokens for group in groups), self._max_tokens - self.tokens
         if own_tokens + load.tokens > left_tokens:
-            text = f"Prompts with keys of yours are waiting: {own_tokens} tokens, where {left_tokens} are left."
+            text = f"Too many prompt tokens of your tenant are waiting: {own_tokens}, and only {left_tokens} are left."
             raise Rejection(429, text, "tenant_share", self._until_room())
 
     def _until_room(self) -> float:

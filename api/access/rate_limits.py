@@ -117,8 +117,8 @@ class RateLimits:
     def _refusal(self, key: Key, kind: str, bucket: TokenBucket, amount: float, now: float) -> Rejection:
         seconds = bucket.seconds_until(amount, now)
         message = (
-            f"The key {key.name} may use {bucket.per_minute} {kind} a minute, and this request needs {amount:.0f} "
-            f"where {max(0, math.floor(bucket.level(now)))} are left. Try again in {duration(seconds)}."
+            f"The key {key.name} may use {bucket.per_minute} {kind} per minute. This request needs {amount:.0f}, and "
+            f"{max(0, math.floor(bucket.level(now)))} are left. Try again in {duration(seconds)}."
         )
         return Rejection(429, message, f"{kind}_per_minute", seconds, kind=kind)
 

@@ -32,7 +32,7 @@ class TextBlock(StrictModel):
 def _refuse_kinds(value: Any, *kinds: str) -> Any:
     if isinstance(value, dict) and isinstance(kind := value.get("type"), str) and kind not in kinds:
         name = _REFUSED_KINDS.get(kind, "this kind of block")
-        raise rejected(f"must be {' or '.join(repr(each) for each in kinds)}: {name} cannot be taken", "type")
+        raise rejected(f"must be {' or '.join(repr(each) for each in kinds)}; {name} is not supported", "type")
     return value
 
 

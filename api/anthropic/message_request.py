@@ -36,13 +36,13 @@ _NEUTRAL_EDITS: tuple[dict[str, Any], ...] = ({}, {"edits": []}, {"edits": [_KEE
 
 def _check_direct(callers: list[str]) -> list[str]:
     if any(caller != "direct" for caller in callers):
-        raise rejected("must be ['direct']: no code of a model's runs here")
+        raise rejected("must be ['direct']: code execution is not supported")
     return callers
 
 
 def _check_at_once(value: bool) -> bool:
     if value:
-        raise rejected("must be false: all tools are part of the prompt")
+        raise rejected("must be false: tools cannot be deferred")
     return value
 
 
@@ -112,7 +112,7 @@ class Thinking(StrictModel):
         if self.type == "enabled" and self.budget_tokens is None:
             raise rejected("is required where 'type' is 'enabled'", "budget_tokens")
         if self.type != "enabled" and self.budget_tokens is not None:
-            raise rejected(f"belongs to the type 'enabled', not to '{self.type}'", "budget_tokens")
+            raise rejected(f"is only allowed with the type 'enabled', not with '{self.type}'", "budget_tokens")
         return self
 
 
@@ -140,10 +140,10 @@ class PromptFields(StrictModel):
         }
     )
     refused: ClassVar[Mapping[str, Refusal]] = {
-        "compaction": Refusal("nothing is left out of a conversation here."),
-        "container": Refusal("no code of a model's runs here."),
-        "context_management": Refusal("nothing is left out of a conversation here.", _NEUTRAL_EDITS),
-        "fallbacks": Refusal("the model that is named answers, or none.", ([],)),
+        "compaction": Refusal("the server never shortens a conversation."),
+        "container": Refusal("code execution is not supported."),
+        "context_management": Refusal("the server never shortens a conversation.", _NEUTRAL_EDITS),
+        "fallbacks": Refusal("only the requested model answers.", ([],)),
         "thread": Refusal("messages are not stored: send the conversation."),
     }
 
@@ -165,15 +165,15 @@ class PromptFields(StrictModel):
         if self.output_format is not None and self.output_config.format is not None:
             raise rejected("contradicts 'output_config.format'", "output_format")
         if len(list(self.cache_marks())) > MAX_CACHE_MARKS:
-            raise rejected(f"may be given {MAX_CACHE_MARKS} times in a request at most", "cache_control")
+            raise rejected(f"may be given at most {MAX_CACHE_MARKS} times in a request", "cache_control")
         self._check_calls()
         last = self.messages[-1]
         if isinstance(last, AssistantMessage):
             blocks = blocks_of(last)
             if any(isinstance(block, ToolUseBlock) for block in blocks):
-                raise rejected("needs a tool_result in a message after it", "messages", len(self.messages) - 1)
+                raise rejected("must be followed by a message with its tool_result", "messages", len(self.messages) - 1)
             if not any(isinstance(block, TextBlock) and block.text for block in blocks):
-                raise rejected("needs text: the answer continues it", "messages", len(self.messages) - 1, "content")
+                raise rejected("needs text for the answer to continue", "messages", len(self.messages) - 1, "content")
         return self
 
     def _check_calls(self) -> None:
@@ -238,7 +238,7 @@ class MessagesRequest(PromptFields, OptionFields):
         if self.field_probabilities and self.form is None:
             raise rejected("needs a JSON Schema in 'output_config.format'", "field_probabilities")
         if self.field_probabilities and self.tools:
-            raise rejected("contradicts 'tools': a call has another form", "field_probabilities")
+            raise rejected("cannot be used with 'tools': a tool call has another form", "field_probabilities")
         return self
 
     @model_validator(mode="after")

@@ -43,8 +43,8 @@ class AnswerRoom:
                 break
             except HTTPError as error:
                 if not record.errors:
-                    logger.warning("batch %s waits for room: %s", record.id, error)
-                message = f"An answer waits for room, which the owner of the batch has to make: {error.detail}"
+                    logger.warning("batch %s waits for storage space: %s", record.id, error)
+                message = f"An answer waits for storage space, which the owner of the batch must free: {error.detail}"
                 record.errors = [{"code": error.code, "message": message, "line": None, "param": None}]
             await asyncio.sleep(RETRY_SECONDS)
         record.errors = []

@@ -77,7 +77,7 @@ def read_requests(path: Path, endpoint: str | None = None, max_line: int = -1) -
             lines = iter(partial(file.readline, max_line + 2 if max_line >= 0 else -1), b"")
             for number, line in enumerate(lines, 1):
                 if max_line >= 0 and len(line.rstrip(b"\r\n")) > max_line:
-                    reason = f"is longer than the {max_line} bytes that a request may have."
+                    reason = f"is longer than the limit of {max_line} bytes per request."
                     raise WrongLine(path.name, number, reason)
                 line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
                 if line.strip():
@@ -106,7 +106,7 @@ def _request(line: bytes, urls: Sequence[str]) -> BatchRequest:
         raise ValueError(f"{min(missing)!r} is missing.")
     custom_id, url, body = fields["custom_id"], fields["url"], fields["body"]
     if not isinstance(custom_id, str) or not custom_id:
-        raise ValueError("custom_id must be a text that is not empty.")
+        raise ValueError("custom_id must be a string that is not empty.")
     if len(custom_id) > MAX_CUSTOM_ID:
         raise ValueError(f"custom_id must have at most {MAX_CUSTOM_ID} characters.")
     if fields["method"] != "POST" or url not in urls:
@@ -161,7 +161,9 @@ class BatchOutput:
                     fields = orjson.loads(line)
                     self._count(fields["custom_id"], fields["response"]["status_code"])
                 except (ValueError, KeyError, TypeError):
-                    raise ConfigError(f"{path.name}, line {number}: is no answer; the file is left alone.") from None
+                    raise ConfigError(
+                        f"{path.name}, line {number}: not an answer; the file is left unchanged."
+                    ) from None
                 size += len(line)
         return size
 
@@ -208,7 +210,7 @@ def _new_id() -> str:
 
 _ERRORS = {
     "cancelled": ("batch_cancelled", "This batch was cancelled before the request was answered."),
-    "expired": ("batch_expired", "This batch's time was up before the request was answered."),
+    "expired": ("batch_expired", "This batch expired before the request was answered."),
 }
 
 

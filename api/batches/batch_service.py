@@ -154,7 +154,7 @@ class BatchService:
         own = self.records.of(owner)
         unfinished = sum(not record.has_ended for record in own)
         if unfinished >= MAX_UNFINISHED:
-            text = f"{unfinished} batches have not ended yet: wait for some, or cancel them."
+            text = f"{unfinished} batches are still running: wait until some end, or cancel them."
             raise HTTPError(429, text, code="rate_limit_exceeded", headers={"retry-after": "60"})
         self.files.check_room(owner, 1)
         record = self.records.new(
@@ -210,7 +210,7 @@ class BatchService:
         except Exception:
             logger.exception("batch %s failed", record.id)
             with suppress(OSError):
-                self._fail(record, "The server made an error; its log has the details.", "internal_error")
+                self._fail(record, "Internal server error; the server's log has the details.", "internal_error")
                 return True
             return False
         return True
@@ -219,7 +219,7 @@ class BatchService:
         record.errors = []
         source = self.files.get(record.owner, record.input_file_id)
         if source is None:
-            return self._fail(record, "The input file is no longer there.", "file_not_found")
+            return self._fail(record, "The input file was deleted.", "file_not_found")
         path = self.files.path(source)
         if record.status == "cancelling":
             self.records.save(record)
@@ -302,7 +302,7 @@ class BatchService:
                 break
             except ConfigError as error:
                 if not failed:
-                    logger.error("batch %s keeps an answer until there is space: %s", record.id, error)
+                    logger.error("batch %s holds an answer until there is disk space: %s", record.id, error)
                 failed = True
             await asyncio.sleep(_RETRY_SECONDS)
         self._count(record, output)

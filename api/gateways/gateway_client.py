@@ -102,7 +102,7 @@ class GatewayClient:
             case "end":
                 self._end(values[0])
             case _:
-                raise ValueError(f"no command of a main process: {name}")
+                raise ValueError(f"not a command of a main process: {name}")
 
     def _settle(self, number: int, value: Any, *, failed: bool) -> None:
         reply = self._calls.pop(number, None)

@@ -208,7 +208,7 @@ class MainConnection:
                 number, method, *arguments = values
                 self._answer(number, method, arguments)
             case _:
-                raise ValueError(f"no command of a gateway: {name}")
+                raise ValueError(f"not a command of a gateway: {name}")
 
     def _answer(self, number: int, method: str, arguments: list[Any]) -> None:
         """Answer a call at once, or in a task if the answer has to wait for something."""
@@ -222,7 +222,7 @@ class MainConnection:
             case "record":
                 self._record(number, UsageRecord(*arguments))
             case _:
-                raise ValueError(f"no call of a gateway: {method}")
+                raise ValueError(f"not a call of a gateway: {method}")
 
     def _reply(self, number: int, call: Callable[[], Any]) -> None:
         try:
@@ -238,7 +238,9 @@ class MainConnection:
                 self._link.tell("error", number, pack_error(error))
             except Exception:
                 logger.exception("a call of %s", self.name)
-                problem = HTTPError(500, "The server made an error; its log has the details.", code="internal_error")
+                problem = HTTPError(
+                    500, "Internal server error; the server's log has the details.", code="internal_error"
+                )
                 self._link.tell("error", number, pack_error(problem))
 
         task = asyncio.create_task(run())

@@ -221,7 +221,7 @@ class GatewaySupervisor:
     def _tick(self) -> None:
         for gateway in tuple(self._gateways.values()):
             if gateway.hangs(time.monotonic()):
-                logger.warning("%s (process %d) hangs, and is killed", gateway.name, gateway.process.pid)
+                logger.warning("killing %s (process %d), which hangs", gateway.name, gateway.process.pid)
                 gateway.process.kill()
         self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
 

@@ -89,7 +89,7 @@ def observe_relayed(metrics: Metrics, observed: Sequence[list[Any]], loaded: Con
     """
     for name, *values in observed:
         if name not in _RELAYED:
-            raise ValueError(f"no observation of a gateway: {name}")
+            raise ValueError(f"not an observation of a gateway: {name}")
         if name == "observe_end":
             seconds, usage, stats = values
             metrics.observe_end(seconds, Usage(*usage), None if stats is None else SequenceStats(*stats))

@@ -81,7 +81,9 @@ class BeamReader:
             search.advance(scores)
         [best] = search.best()
         if len(best) < request.n:
-            raise RequestError(f"'n' must be at most {len(best)}: the form allows no more answers.", param="n")
+            raise RequestError(
+                f"'n' must be at most {len(best)}: the output format allows only so many answers.", param="n"
+            )
         return [self._delta(prompt, index, request, each, num_cached or 0) for index, each in enumerate(best)]
 
     async def _run(self, requests: Sequence[TextRequest], deadline: float | None) -> list[SequenceOutput]:

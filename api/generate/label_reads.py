@@ -149,8 +149,8 @@ class QuestionPlanner:
             num_label_tokens += each.tree.num_label_tokens
             if num_label_tokens > MAX_LABEL_TOKENS:
                 raise RequestError(
-                    f"'questions': all labels together must be at most {MAX_LABEL_TOKENS} tokens: ask in several "
-                    "requests.",
+                    f"'questions': all labels together must have at most {MAX_LABEL_TOKENS} tokens: split them into "
+                    "several requests.",
                     param="questions",
                 )
         return planned
@@ -182,7 +182,7 @@ class QuestionPlanner:
         """Render the prompt with the question at its end, up to the beginning of the answer."""
         tokenizer, dialect = engine.tokenizer, self._state.engine.dialect(engine)
         if not tokenizer.has_chat_template:
-            raise RequestError("This model has no chat template, by which it could be asked.", param="model")
+            raise RequestError("This model has no chat template, which this request needs.", param="model")
         messages = with_known_roles(asking(self._messages, question), tokenizer)
         kwargs = {**dialect.defaults, **self._kwargs}
         opening = self._openings.get(id(tokenizer))

@@ -246,8 +246,7 @@ class ModelDirectory:
         parts = () if entry is not None and entry.kind in _KNOWN_KINDS else read_combination(asked)
         if is_combination(asked) and not parts:
             raise RequestError(
-                f"{quoted(asked)} names no combination of adapters: beside 'adapters' the model is the base model, or "
-                "left out.",
+                f"'model' must be the base model or left out if 'adapters' is given, not {quoted(asked)}.",
                 param="model",
             )
         return parts
@@ -265,7 +264,7 @@ class ModelDirectory:
         """Return the engine's name of one adapter of a combination, and the kind of the name. Raises UnknownModel."""
         if part.name in self.names:
             raise RequestError(
-                f"{quoted(part.name)} is the base model, to which every adapter is added: give adapters alone.",
+                f"'adapters' must contain only adapters, not the base model {quoted(part.name)}.",
                 param="model",
             )
         _, adapter, kind = self._resolve(part.name, caller, None, session)

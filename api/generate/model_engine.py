@@ -107,7 +107,7 @@ class ModelEngine:
             EngineDead: the engine has ended.
         """
         if self.async_engine is None:
-            raise CapacityError("The model is still being loaded.")
+            raise CapacityError("The model is still loading.")
         if self.draining:
             raise HTTPError(503, "The server is shutting down.", code="shutting_down", headers=_RETRY_ELSEWHERE)
         if not self.is_healthy:

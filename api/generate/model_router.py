@@ -80,7 +80,7 @@ class ModelRouter:
             raise UnknownModel(name)
         if len(self._states) == 1:
             raise RequestError(
-                f"{name} is the only base model: end the server to stop serving it.", param="name", code="last_model"
+                f"{name} is the only base model: stop the server to stop serving it.", param="name", code="last_model"
             )
         self._drop(state)
         return state

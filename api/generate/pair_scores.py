@@ -61,7 +61,9 @@ async def plan_pairs(
     """
     scoring = pair_scoring(target.pooler)
     if instruction is not None and scoring != "words":
-        raise RequestError("'instruction' is for a model that is asked in words.", param="instruction")
+        raise RequestError(
+            "'instruction' needs a model that is prompted (a causal language model).", param="instruction"
+        )
     if scoring == "words":
         texts = [(each.query, each.document, each.document_field) for each in pairs]
         words = await plan_rerank(target, texts, body, caller, instruction)

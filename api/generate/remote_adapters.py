@@ -177,7 +177,7 @@ class RemoteAdapters:
         self._raise_remembered(name)
         task = self._loads.get(name) or self._begin(name, tenant)
         if self._waiting_for[tenant] >= MOST_WAITING:
-            raise AdapterUnavailable(f"{MOST_WAITING} requests wait for adapters already: ask again later.")
+            raise AdapterUnavailable(f"{MOST_WAITING} requests already wait for adapters: try again later.")
         self._waiting_for[tenant] += 1
         try:
             limit = WAIT_SECONDS if timeout is None else min(WAIT_SECONDS, timeout)
@@ -189,10 +189,8 @@ class RemoteAdapters:
         if task.done():
             return task.result()
         if timeout is not None and timeout <= WAIT_SECONDS:
-            raise DeadlineExceeded(
-                f"The adapter was not loaded within the {timeout:g} seconds that the request was given."
-            )
-        raise AdapterUnavailable(f"The adapter {name!r} is being loaded: {self._state(name)}. Ask again in a while.")
+            raise DeadlineExceeded(f"The adapter was not loaded within the request's timeout of {timeout:g} seconds.")
+        raise AdapterUnavailable(f"The adapter {name!r} is being loaded: {self._state(name)}. Try again later.")
 
     async def release_unused(self) -> None:
         """Release the files of adapters that the engine does not have any more."""
@@ -207,7 +205,7 @@ class RemoteAdapters:
     def _begin(self, name: str, tenant: str) -> asyncio.Task[None]:
         own = self._loading.held(tenant)
         if own >= MOST_LOADS or (own and self._loading.left_for(tenant) < 1):
-            raise AdapterUnavailable(f"{own} adapters are being downloaded already: ask again later.")
+            raise AdapterUnavailable(f"{own} adapters are already being downloaded: try again later.")
         self._loading.take(tenant)
         task = self._loads[name] = asyncio.create_task(self._bring(name, tenant))
         # The task's error is read here, because asyncio logs unread errors and there may be no request that waits.
@@ -219,16 +217,16 @@ class RemoteAdapters:
             # This load is already included in the count.
             if len(self._loads) > self._most_names:
                 raise _Passing(
-                    f"{self._most_names} adapters that requests name are being loaded already, half of "
-                    "--max-adapters: ask again in a while."
+                    f"{self._most_names} adapters named by requests are already being loaded, half of "
+                    "--max-adapters: try again later."
                 )
             while self._brought and (len(self._brought) + len(self._loads) > self._most_names or self._is_full()):
                 await self._unload(_next_to_unload(self._brought))
             # The request is refused before anything is downloaded.
             if self._is_full():
                 raise _Passing(
-                    f"{self._most_adapters} adapters are loaded or being loaded, which is the limit (--max-adapters): "
-                    "ask again when one is unloaded."
+                    f"{self._most_adapters} adapters are loaded or being loaded, which is the limit "
+                    "(--max-adapters): unload one first."
                 )
             await self._load_with_room(name)
             self._brought[name] = tenant
@@ -278,7 +276,7 @@ class RemoteAdapters:
     async def _load(self, name: str, source: AdapterSource, *, replace: bool, for_request: bool = False) -> None:
         await self.release_unused()
         if name in self._downloads:
-            raise _Passing(f"An adapter is being downloaded under the name {name!r}: {self._state(name)}.")
+            raise _Passing(f"An adapter with the name {name!r} is already being downloaded: {self._state(name)}.")
         self._downloads[name] = source, self._fetcher.begin(source, for_request=for_request)
         try:
             fetched = await asyncio.wrap_future(self._downloads[name][1].result)
@@ -301,7 +299,7 @@ class RemoteAdapters:
         """Unload an adapter, if a request has loaded it and no admin has taken it over."""
         if self._brought.pop(name, None) is None:
             return
-        logger.info("unloading %s, which was used longest ago, for another adapter", name)
+        logger.info("unloading %s, the least recently used, for another adapter", name)
         with contextlib.suppress(UnknownModel):
             await self._client.unload_adapter(name)
         await self.release_unused()

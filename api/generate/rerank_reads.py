@@ -42,7 +42,7 @@ async def plan_rerank(
     """
     engine = target.engine
     if not engine.tokenizer.has_chat_template:
-        raise RequestError("This model has no chat template, by which it could be asked.", param="model")
+        raise RequestError("This model has no chat template, which this request needs.", param="model")
     base = pooled_request(body, target.adapter, caller, "")
     planned = await on_request_thread(partial(_planned, target, texts, base, instruction or DEFAULT_INSTRUCTION))
     return LabelReader(planned, caller)

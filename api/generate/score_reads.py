@@ -48,8 +48,8 @@ def _planned(body: ScoreRequest, model: AskedModel, base: TextRequest) -> list[P
     total = sum(map(len, endings)) * len(body.listed)
     if total > MAX_LABEL_TOKENS:
         raise RequestError(
-            f"'{_label_field(body)}': the labels behind all items must be at most {MAX_LABEL_TOKENS} tokens together, "
-            f"not {total}: ask in several requests.",
+            f"'{_label_field(body)}': the labels of all items must have at most {MAX_LABEL_TOKENS} tokens together, "
+            f"not {total}: split them into several requests.",
             param=_label_field(body),
         )
     return [
@@ -64,7 +64,7 @@ def _question(
     try:
         tokens = _tokens(field, prompt, engine, add_special_tokens=True)
         if not tokens:
-            raise RequestError(f"'{field}': the query with this item has no token.")
+            raise RequestError(f"'{field}': the query and this item together have no tokens.")
         longest = max(map(len, endings))
         if len(tokens) + longest > engine.max_model_len:
             raise ContextTooLong(len(tokens), longest, engine.max_model_len)

@@ -36,7 +36,7 @@ async def run_window(
     """
     timeout = None if deadline is None else deadline - time.monotonic()
     if timeout is not None and timeout <= 0:
-        raise DeadlineExceeded("The request's time was up before all of it was read.")
+        raise DeadlineExceeded("The request timed out before all of its input was processed.")
     outputs = [SequenceOutput() for _ in requests]
     async with aclosing(engine.stream(*(replace(request, timeout=timeout) for request in requests))) as stream:
         async for deltas in stream:
@@ -48,5 +48,5 @@ async def run_window(
 def usage_of(output: SequenceOutput) -> Usage:
     """Return the token counts of a sequence. Raises EngineError if the sequence was cut off."""
     if output.finish is None or output.finish.reason is FinishReason.ABORT or not output.finish.usage.completion:
-        raise EngineError("The engine broke off a part of the request.")
+        raise EngineError("The engine aborted a part of the request.")
     return output.finish.usage

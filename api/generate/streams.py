@@ -298,11 +298,11 @@ def failure_of(finish: Finish | None) -> EngineError | None:
     """Return the error of an answer that a failure has cut off; None for a complete or a running answer."""
     match None if finish is None else finish.reason:
         case FinishReason.TIMEOUT:
-            return DeadlineExceeded("The time that the request was given is up.")
+            return DeadlineExceeded("The request timed out.")
         case FinishReason.ABORT:
-            return EngineError("The answer was broken off by the engine.")
+            return EngineError("The engine aborted the answer.")
         case FinishReason.ERROR:
-            return EngineError("The answer does not have the form that was asked for.")
+            return EngineError("The answer does not match the requested format.")
     return None
 
 
@@ -322,7 +322,7 @@ class ReplyEnd:
         Raises ``failure`` if it is set, and EngineError if the answer has not ended.
         """
         if self._finish is None:
-            raise EngineError("The engine sent no end of the answer.")
+            raise EngineError("The engine did not finish the answer.")
         if self.failure is not None:
             raise self.failure
         return self._finish

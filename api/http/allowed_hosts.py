@@ -119,7 +119,7 @@ class AllowedHosts:
 def _refusal(header: str, value: str) -> ErrorReply:
     return ErrorReply(
         403,
-        f"The {header} '{value[:100]}' is not served without API keys, as any web page may use it. Start the server "
-        "with keys, or with --allowed-hosts and the name.",
+        f"The {header} '{value[:100]}' is not allowed without API keys, because any web page could use it. Start the "
+        "server with API keys, or allow the name with --allowed-hosts.",
         code="host_not_allowed",
     )

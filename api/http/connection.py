@@ -223,7 +223,7 @@ class Connection(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """Store a header of the head; drop a trailer."""
         if name.lower() == b"transfer-encoding" and value.lower() != b"chunked":
-            raise _UnreadCoding("Compressed bodies are not read: Transfer-Encoding may be chunked alone.")
+            raise _UnreadCoding("Compressed bodies are not supported: Transfer-Encoding may only be chunked.")
         if self._in_head:
             super().on_header(name, value)
 
@@ -328,7 +328,7 @@ class Connection(HttpToolsProtocol):
         if idle:
             min(idle, key=lambda each: each.idle_since)._socket.close()
         else:
-            text = "The server has no room for another connection: try again later."
+            text = "The server has too many connections: try again later."
             self._refuse(ErrorReply(503, text, code="server_overloaded"))
 
     def _probe(self, seconds: float) -> None:

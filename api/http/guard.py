@@ -233,10 +233,10 @@ class Guard:
         size = sum(len(name) + len(value) for name, value in scope["headers"])
         if size > MAX_HEADER_BYTES or len(scope["headers"]) > MAX_HEADERS:
             limits = f"at most {MAX_HEADERS} headers with {MAX_HEADER_BYTES} bytes"
-            raise HTTPError(431, f"The request has too many headers: {limits} are read.", headers=CLOSE)
+            raise HTTPError(431, f"The request has too many headers; the limit is {limits}.", headers=CLOSE)
         encoding = header(scope, b"content-encoding")
         if encoding is not None and encoding.lower() != b"identity":
-            raise HTTPError(415, "Compressed bodies are not read: leave out Content-Encoding.", headers=CLOSE)
+            raise HTTPError(415, "Compressed bodies are not supported: remove Content-Encoding.", headers=CLOSE)
         length = header(scope, b"content-length")
         most, _ = self._limits(scope)
         if length is not None and length.isdigit() and int(length) > most:
@@ -261,7 +261,7 @@ class Guard:
         if key.name:
             scope["state"]["facts"].key, scope["state"]["facts"].tenant = key.name, key.tenant
         if (needed := needed_scope(scope["path"])) not in key.scopes:
-            raise HTTPError(403, f"This needs a key with the scope '{needed}'.", code="insufficient_scope")
+            raise HTTPError(403, f"This needs an API key with the scope '{needed}'.", code="insufficient_scope")
         return key
 
     def _caller(self, scope: Scope, key: Key) -> Caller:
@@ -300,7 +300,7 @@ class Guard:
 def _is_strict(value: bytes | None) -> bool:
     if value in (None, b"strict"):
         return value is not None
-    raise HTTPError(400, "The header x-slo must be 'strict', or left out.", code="invalid_header")
+    raise HTTPError(400, "The header x-slo must be 'strict' or absent.", code="invalid_header")
 
 
 def _seconds(value: bytes) -> float:

@@ -25,7 +25,7 @@ def body_room(longest: int) -> TenantShares:
 
 def too_large(limit: int) -> HTTPError:
     """Return the error response for a body that is longer than ``limit`` bytes."""
-    return HTTPError(413, f"The body is too large: at most {limit} bytes are read.", headers=CLOSE)
+    return HTTPError(413, f"The body is too large: the limit is {limit} bytes.", headers=CLOSE)
 
 
 class LimitedBody:
@@ -56,7 +56,7 @@ class LimitedBody:
             async with asyncio.timeout_at(self._deadline):
                 message = await self._receive()
         except TimeoutError:
-            text = f"The body did not come within {self._seconds:.0f} seconds."
+            text = f"The body did not arrive within {self._seconds:.0f} seconds."
             raise HTTPError(408, text, headers=CLOSE) from None
         size = len(message.get("body", b""))
         self._left -= size
@@ -75,10 +75,13 @@ class LimitedBody:
 
     def _take(self, room: TenantShares, size: int) -> None:
         if size > room.most - room.total:
-            text = f"Requests hold bodies of {room.total} bytes, of {room.most} that may be: try again later."
+            text = f"Request bodies in memory have {room.total} bytes; the limit is {room.most}: try again later."
             raise HTTPError(503, text, code="server_overloaded", headers=_RETRY)
         if size > room.left_for(self._tenant):
-            text = f"Requests with keys of yours hold bodies of {room.held(self._tenant)} bytes: let some end first."
+            text = (
+                f"Request bodies of your tenant have {room.held(self._tenant)} bytes: wait until some of these "
+                "requests end."
+            )
             raise HTTPError(429, text, code="rate_limit_exceeded", headers=_RETRY)
         room.take(self._tenant, size)
         self._held += size

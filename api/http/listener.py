@@ -179,7 +179,7 @@ def _remove_stale(path: str) -> None:
     except OSError:
         return
     if not is_socket:
-        raise ConfigError(f"--uds: {path} exists and is no socket. Try: rootgraft serve --uds {path}.sock")
+        raise ConfigError(f"--uds: {path} exists and is not a socket. Try: rootgraft serve --uds {path}.sock")
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(1)
         try:

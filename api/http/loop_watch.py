@@ -97,9 +97,7 @@ class LoopWatch:
     def _end(self) -> None:
         frame = sys._current_frames().get(self._loop_thread)
         where = "".join(traceback.format_stack(frame)) if frame is not None else ""
-        write_last_line(
-            f"The event loop gives no sign of life for {SILENT_SECONDS:g} s: the process ends. It is at:\n{where}"
-        )
+        write_last_line(f"The event loop has hung for {SILENT_SECONDS:g} s: ending the process. Its stack:\n{where}")
         # The called function may write to a log whose lock the loop's thread holds, so the wait has a limit.
         EndLimit(_ENDING_SECONDS, EXIT_HUNG, "What the server ends")
         try:

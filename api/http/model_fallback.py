@@ -86,7 +86,7 @@ class ModelFallback:
             return
         try:
             if (value := header(scope, STRICT_HEADER)) not in (None, b"strict"):
-                raise HTTPError(400, "The header x-model must be 'strict', or left out.", code="invalid_header")
+                raise HTTPError(400, "The header x-model must be 'strict' or absent.", code="invalid_header")
             data = await _read(receive)
         except HTTPError as error:
             await error_response(reply_to(error), scope)(scope, receive, send)

@@ -264,7 +264,7 @@ def _open_catalog(config: EngineConfig, options: ServerConfig) -> ModelCatalog |
     if options.model_catalog is None:
         return None
     if not config.enable_lora:
-        raise ConfigError("--model-catalog holds versions of adapters, and needs --enable-lora.")
+        raise ConfigError("--model-catalog needs --enable-lora, because it holds versions of adapters.")
     return ModelCatalog.open(Path(options.model_catalog))
 
 

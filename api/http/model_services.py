@@ -105,10 +105,10 @@ class ModelServices:
             try:
                 models = await asyncio.to_thread(self._read_again)
                 if models[0].entry.options is None:
-                    raise ConfigError("the file holds no list of models any more.")
+                    raise ConfigError("the file no longer has a list of models.")
                 await self._apply(models)
             except EngineError as error:
-                logger.error("the models stay as they are: %s", error)
+                logger.error("the models are not changed: %s", error)
 
     async def _apply(self, models: Sequence[ServedModel]) -> None:
         """Serve these models. If one cannot be loaded, no old model is removed, because it may be the one to be
@@ -120,11 +120,11 @@ class ModelServices:
             try:
                 kept.append(await self._serving(model) or await self._replaced(model, num_engines))
             except EngineError as error:
-                logger.error("a model is not served as the file says: %s", error)
+                logger.error("cannot serve a model of the file: %s", error)
         if len(kept) == len(models):
             for service in self.served:
                 if service not in kept:
-                    logger.info("%s is not served any more", ", ".join(service.state.models.names))
+                    logger.info("%s is no longer served", ", ".join(service.state.models.names))
                     self.router.remove(service.state.models.names[0])
 
     async def _serving(self, model: ServedModel) -> ModelService | None:
@@ -140,7 +140,9 @@ class ModelServices:
         holder = next((each for each in self._services if each.has_catalog(model.server.model_catalog)), None)
         if holder is not None and holder.state.engine.removed:
             place = model.entry.place
-            raise ConfigError(f"{place}: --model-catalog is a removed model's, until the requests of that have ended.")
+            raise ConfigError(
+                f"{place}: --model-catalog is still used by a removed model, until its requests have ended."
+            )
         async with nullcontext() if holder is None else holder.lending_catalog() as catalog:
             service = await self._loaded(model, num_engines, catalog)
             self._services.append(service)

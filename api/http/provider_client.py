@@ -167,7 +167,7 @@ class ProviderAnswer:
     async def break_off(self, name: str) -> None:
         """End a stream with an error event, because the provider has failed."""
         error = {
-            "message": f"The provider {name} has broken off its answer.",
+            "message": f"The provider {name} ended its answer before it was complete.",
             "type": "server_error",
             "param": None,
             "code": "provider_failed",

@@ -76,7 +76,7 @@ def serve_models(models: Sequence[ServedModel], read_again: ModelReader, spawn: 
     """
     options = models[0].server
     if options.gateways > 1 and models[0].entry.options is not None:
-        raise ConfigError("--gateways serves one base model: leave it out, or the list of models.")
+        raise ConfigError("--gateways can serve only one base model: remove it, or the list of models.")
     process_memory.share_heap()
     set_up_log(options.log_level, options.log_format, log_requests=options.log_requests)
     tls = tls_context(options)
@@ -209,7 +209,7 @@ class _Service:
 
     def _end_at_once(self) -> None:
         """End the process without waiting, because another signal has arrived while the server was closing."""
-        logger.warning("another signal: ending without waiting for what is being closed")
+        logger.warning("second signal: exiting without waiting for connections to close")
         self.kill()
         remove_socket(self._listener)
         logging.shutdown()
@@ -320,7 +320,7 @@ def _ending(num_active: int, timeout: float) -> str:
     """Return the log message for the first signal."""
     if not num_active:
         return "ending: no request runs"
-    return f"finishing {_requests(num_active)}, at most {timeout:g} s; a second signal cuts off what runs"
+    return f"finishing {_requests(num_active)}, for at most {timeout:g} s; a second signal aborts them"
 
 
 def _version() -> str:

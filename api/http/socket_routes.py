@@ -50,7 +50,7 @@ class SocketRoutes:
         scope["route"] = route
         limits, tenant = self._state.sockets, scope["state"]["caller"].key.tenant
         if limits.connections.left_for(tenant) < 1:
-            text = f"{limits.connections.held(tenant)} WebSockets with keys of yours are open: close one of them."
+            text = f"Your tenant already has {limits.connections.held(tenant)} open WebSockets: close one of them."
             reply = ErrorReply(429, text, code="rate_limit_exceeded", headers={"retry-after": "5"})
             await error_response(reply, scope)(scope, receive, send)
             return

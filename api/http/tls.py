@@ -68,10 +68,10 @@ async def refresh_certificates(context: RenewableContext, options: ServerConfig)
         except (ConfigError, OSError) as error:
             if str(error) != told:
                 told = str(error)
-                logger.error("the certificate is not renewed: %s", told)
+                logger.error("the certificate was not reloaded: %s", told)
         else:
             context.loaded, seen, told = renewed.loaded, now, ""
-            logger.info("loaded the certificate of %s again", options.ssl_certfile)
+            logger.info("reloaded the certificate of %s", options.ssl_certfile)
 
 
 def _loaded(options: ServerConfig, certfile: str) -> ssl.SSLContext:
@@ -83,7 +83,7 @@ def _loaded(options: ServerConfig, certfile: str) -> ssl.SSLContext:
             context.set_ciphers(options.ssl_ciphers)
         except ssl.SSLError as error:
             raise ConfigError(
-                f"--ssl-ciphers: OpenSSL knows no cipher in {options.ssl_ciphers}. Try: openssl ciphers -v"
+                f"--ssl-ciphers: OpenSSL has none of the ciphers in {options.ssl_ciphers}. Try: openssl ciphers -v"
             ) from error
     _load_files(context, options)
     _check_by_handshake(context, certfile)
@@ -135,7 +135,7 @@ def _load_files(context: ssl.SSLContext, options: ServerConfig) -> None:
         except ssl.SSLError as error:
             name = options.ssl_ca_certs
             raise ConfigError(
-                f"--ssl-ca-certs: {name} holds no certificate in PEM. Try: openssl x509 -in {name} -noout -subject"
+                f"--ssl-ca-certs: {name} contains no PEM certificate. Try: openssl x509 -in {name} -noout -subject"
             ) from error
 
 
@@ -151,19 +151,19 @@ def _no_passphrase() -> str:
 def _fault_of_pair(error: ssl.SSLError, certfile: str, keyfile: str | None) -> str:
     if error.reason in ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"):
         return (
-            f"--ssl-keyfile: the key in {keyfile or certfile} is not the one of the certificate {certfile}: their "
+            f"--ssl-keyfile: the key in {keyfile or certfile} does not match the certificate {certfile}: their "
             f"public keys differ. Try: openssl x509 -in {certfile} -noout -pubkey"
         )
     if "-----BEGIN CERTIFICATE" not in Path(certfile).read_text("utf-8", "replace"):
         return (
-            f"--ssl-certfile: {certfile} holds no certificate in PEM. "
-            f"Try: openssl x509 -inform der -in {certfile} -out certificate.pem"
+            f"--ssl-certfile: {certfile} contains no PEM certificate. Try: openssl x509 -inform der -in {certfile} "
+            "-out certificate.pem"
         )
     if keyfile is None:
-        return f"--ssl-certfile: {certfile} holds no private key, so --ssl-keyfile must name its file."
+        return f"--ssl-certfile: {certfile} contains no private key: give its file with --ssl-keyfile."
     return (
-        f"--ssl-keyfile: {keyfile} holds no private key in PEM that OpenSSL can read. "
-        f"Try: openssl pkey -in {keyfile} -noout -text"
+        f"--ssl-keyfile: {keyfile} contains no PEM private key that OpenSSL can read. Try: openssl pkey -in "
+        f"{keyfile} -noout -text"
     )
 
 
@@ -183,7 +183,7 @@ def _check_by_handshake(context: ssl.SSLContext, certfile: str) -> None:
     server = context.wrap_bio(to_server, to_client, server_side=True)
     try:
         if not any([_shaken(client), _shaken(server), _shaken(client)]):
-            raise ConfigError(f"--ssl-certfile: no client can agree with {certfile} and the ciphers on a connection.")
+            raise ConfigError(f"--ssl-certfile: no client can connect with {certfile} and these ciphers.")
     except ssl.SSLCertVerificationError as error:
         raise ConfigError(
             f"--ssl-certfile: clients will refuse {certfile}: {error.verify_message}. Renew it; its dates: "

@@ -61,7 +61,7 @@ def open_gpus() -> GpuCollector | None:
         devices = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
         found = {str(index): device for index, device in enumerate(devices) if _is_visible(pynvml, index, device)}
     except pynvml.NVMLError as error:
-        logger.debug("no GPU is told of in the metrics: %s", error)
+        logger.debug("metrics without GPU usage: %s", error)
         return None
     return GpuCollector(pynvml, found) if found else None
 

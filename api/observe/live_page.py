@@ -92,7 +92,7 @@ class EngineWatch:
         if taking.done():
             return taking.result()
         if self._latest is None:
-            raise CapacityError(f"The engine is in a step of more than {PATIENCE:g} seconds.")
+            raise CapacityError(f"The engine's current step has taken more than {PATIENCE:g} seconds.")
         return self._latest
 
     async def _take(self, client: EngineLike) -> bytes:

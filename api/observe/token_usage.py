@@ -94,9 +94,9 @@ def finish_fields(finish: Finish | None) -> dict[str, Any]:
         EngineError: the engine has not ended the sequence, or has aborted it.
     """
     if finish is None:
-        raise EngineError("The engine sent no end of the answer.")
+        raise EngineError("The engine did not finish the answer.")
     if finish.reason is FinishReason.ABORT:
-        raise EngineError("The answer was broken off by the engine.")
+        raise EngineError("The engine aborted the answer.")
     fields: dict[str, Any] = {"finish_reason": finish.reason.value, "stop_reason": finish.told_stop_reason}
     if finish.reason is FinishReason.LENGTH and finish.usage.shortest is not None:
         fields["min_completion_tokens"] = finish.usage.shortest

@@ -114,7 +114,7 @@ class LedgerFile:
         owner = self._db.execute("PRAGMA application_id").fetchone()[0]
         tables = self._db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
         if owner != _APPLICATION_ID and tables:
-            raise sqlite3.DatabaseError("it is a database of something else")
+            raise sqlite3.DatabaseError("it is a database of another application")
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
@@ -177,7 +177,7 @@ def read_ledger(path: Path, since: str | None = None, until: str | None = None) 
         path.open("rb").close()
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=10.0)) as database:
             if database.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
-                raise ConfigError(f"--usage-ledger: {path} is no ledger of a server.")
+                raise ConfigError(f"--usage-ledger: {path} is not a usage ledger.")
             rows = database.execute(
                 "SELECT day, key, model, requests, prompt_tokens, cached_tokens, completion_tokens FROM usage "
                 "WHERE day >= ? AND day <= ? ORDER BY day, key, model",
@@ -274,12 +274,12 @@ class UsageLedger:
                 self._file.add(records)
                 self._forget(records[-1])
                 if failed:
-                    logger.warning("the usage ledger is written again: nothing that waited is lost")
+                    logger.warning("the usage ledger can be written again: no waiting request was lost")
                 self.is_stalled = False
                 return
             except sqlite3.Error as error:
                 if not failed:
-                    text = "the usage ledger cannot be written: answers go on without it, and it is tried again: %s"
+                    text = "the usage ledger cannot be written; answers continue, and the write is retried: %s"
                     logger.error(text, error)
                 failed = self.is_stalled = True
             if last:

@@ -115,7 +115,7 @@ def _answered(message: OllamaMessage, number: int, waiting: list[tuple[str, str]
     if not named:
         param = f"messages[{number}].tool_name"
         what = "" if message.tool_name is None else f" of '{message.tool_name[:_MOST_QUOTED]}'"
-        raise RequestError(f"'{param}' belongs to no call{what} before it that waits for a result.", param=param)
+        raise RequestError(f"'{param}' does not match a call{what} before it that waits for a result.", param=param)
     waiting.remove(named[0])
     return named[0][1]
 

@@ -34,9 +34,9 @@ class OllamaOptions(StrictModel):
 
     ignored: ClassVar[frozenset[str]] = _LOADING | {"mirostat_eta", "mirostat_tau"}
     refused: ClassVar[Mapping[str, Refusal]] = {
-        "mirostat": Refusal("there is no such way to draw: leave it out.", (0,)),
-        "tfs_z": Refusal("there is no such way to draw: leave it out.", (1, 1.0)),
-        "typical_p": Refusal("there is no such way to draw: leave it out.", (1, 1.0)),
+        "mirostat": Refusal("this sampling method is not supported: remove it.", (0,)),
+        "tfs_z": Refusal("this sampling method is not supported: remove it.", (1, 1.0)),
+        "typical_p": Refusal("this sampling method is not supported: remove it.", (1, 1.0)),
     }
 
     num_predict: Annotated[int, Field(ge=-2, le=MAX_TOKEN_COUNT)] = -1
@@ -55,9 +55,9 @@ class OllamaOptions(StrictModel):
     @model_validator(mode="after")
     def _check_penalties(self) -> OllamaOptions:
         if self.penalties and self.repeat_last_n > 0:
-            raise rejected("must be -1 or 0: penalties look at the whole text, or are off", "repeat_last_n")
+            raise rejected("must be -1 or 0: penalties apply to the whole text or not at all", "repeat_last_n")
         if self.penalties and self.repeat_last_n and not self.penalize_newline:
-            raise rejected("must be true: penalties are for all tokens", "penalize_newline")
+            raise rejected("must be true: penalties apply to all tokens", "penalize_newline")
         return self
 
     @property
@@ -132,7 +132,7 @@ class OllamaMessage(StrictModel):
     @model_validator(mode="after")
     def _check_role(self) -> OllamaMessage:
         if self.tool_calls and self.role != "assistant":
-            raise rejected("may only be in messages of the assistant", "tool_calls")
+            raise rejected("is only allowed in messages of the assistant", "tool_calls")
         return self
 
 
@@ -156,7 +156,7 @@ class OllamaFields(StrictModel):
     @model_validator(mode="after")
     def _check_logprobs(self) -> OllamaFields:
         if self.top_logprobs and not self.logprobs:
-            raise rejected("may only be given where 'logprobs' is true", "top_logprobs")
+            raise rejected("is only allowed if 'logprobs' is true", "top_logprobs")
         if self.field_probabilities and isinstance(self.format, str):
             raise rejected("needs a JSON Schema in 'format'", "field_probabilities")
         return self
@@ -182,12 +182,12 @@ class OllamaGenerateRequest(OllamaFields):
     """
 
     refused: ClassVar[Mapping[str, Refusal]] = {
-        "context": Refusal("tokens of earlier turns are not taken: send the conversation to /api/chat.", ([],)),
+        "context": Refusal("tokens of earlier turns are not accepted: send the conversation to /api/chat.", ([],)),
         "height": Refusal("only text can be produced.", (0,)),
         "images": _TEXT_ALONE,
         "steps": Refusal("only text can be produced.", (0,)),
-        "suffix": Refusal("text cannot be inserted before other text.", ("",)),
-        "template": Refusal("the template is the model's: start the server with --chat-template.", ("",)),
+        "suffix": Refusal("fill-in-the-middle is not supported.", ("",)),
+        "template": Refusal("a request cannot set it: start the server with --chat-template.", ("",)),
         "width": Refusal("only text can be produced.", (0,)),
     }
 
@@ -199,7 +199,7 @@ class OllamaGenerateRequest(OllamaFields):
     def _check_raw(self) -> OllamaGenerateRequest:
         for name in ("system", "think") if self.raw else ():
             if getattr(self, name):
-                raise rejected("contradicts 'raw': it is for the chat template", name)
+                raise rejected("cannot be used with 'raw', which bypasses the chat template", name)
         return self
 
 

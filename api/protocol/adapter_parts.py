@@ -24,7 +24,7 @@ def _check_distinct(parts: list[AdapterPart]) -> list[AdapterPart]:
     seen: set[str] = set()
     for index, part in enumerate(parts):
         if part.name in seen:
-            raise rejected("is named twice: add its weights", index, "name")
+            raise rejected("is given twice: add up its weights", index, "name")
         if " " in part.name or "*" in part.name:
             raise rejected("is no adapter's name", index, "name")
         seen.add(part.name)

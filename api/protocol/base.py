@@ -94,7 +94,7 @@ def typed_by(*kinds: str) -> tuple[Discriminator, BeforeValidator]:
         kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
         return f"<{kind}>" if kind in kinds else None
 
-    wanted = Discriminator(form, custom_error_type="rejected", custom_error_message="must be an object with a type")
+    wanted = Discriminator(form, custom_error_type="rejected", custom_error_message="must be an object with a 'type'")
     return wanted, BeforeValidator(check)
 
 

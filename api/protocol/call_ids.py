@@ -68,7 +68,7 @@ class ToolCallIds:
         if waiting:
             return waiting.pop(0)
         if waiting is not None:
-            raise CallIdError(f"names '{call_id[:_MOST_QUOTED]}', a call that has its result already")
+            raise CallIdError(f"names '{call_id[:_MOST_QUOTED]}', a call that already has a result")
         if not self._without_id:
             raise CallIdError(f"names '{call_id[:_MOST_QUOTED]}', but there is no such call before it")
         return self._without_id.pop(0)

@@ -75,10 +75,10 @@ class ChatRequest(ReasoningFields):
         **_FOREIGN.refused,
         "functions": Refusal("give functions as 'tools'.", ([],)),
         "function_call": Refusal("choose functions with 'tool_choice'.", ("none", "auto")),
-        "audio": Refusal("only text can be produced."),
-        "modalities": Refusal("only text can be produced.", (["text"],)),
-        "moderation": Refusal("there is no moderation model here."),
-        "web_search_options": Refusal("nothing is searched here."),
+        "audio": Refusal("the model only generates text."),
+        "modalities": Refusal("the model only generates text.", (["text"],)),
+        "moderation": Refusal("moderation is not supported."),
+        "web_search_options": Refusal("web search is not supported."),
     }
 
     messages: Messages
@@ -99,7 +99,7 @@ class ChatRequest(ReasoningFields):
     @model_validator(mode="after")
     def _check_pairs(self) -> ChatRequest:
         if self.top_logprobs is not None and not self.logprobs:
-            raise rejected("may only be given where 'logprobs' is true", "top_logprobs")
+            raise rejected("is only allowed if 'logprobs' is true", "top_logprobs")
         if self.max_completion_tokens is not None and self.max_tokens not in (None, self.max_completion_tokens):
             raise rejected("contradicts 'max_completion_tokens'", "max_tokens")
         if self.is_prefill_only and self.min_tokens > 0:
@@ -107,11 +107,11 @@ class ChatRequest(ReasoningFields):
         check_tools(self.tools, self.tool_choice)
         self.messages = in_call_order(self.messages)
         if len(list(islice(self.cache_points(), MAX_PREFIX_PINS + 1))) > MAX_PREFIX_PINS:
-            raise rejected(f"may be given {MAX_PREFIX_PINS} times in messages and tools at most", "cache_control")
+            raise rejected(f"may be given at most {MAX_PREFIX_PINS} times in messages and tools", "cache_control")
         if self.functions and self.include_stop_str_in_output:
-            raise rejected("contradicts 'tools': calls leave no room for it", "include_stop_str_in_output")
+            raise rejected("cannot be used with 'tools'", "include_stop_str_in_output")
         if self.functions and self.field_probabilities:
-            raise rejected("contradicts 'tools': a call has another form", "field_probabilities")
+            raise rejected("cannot be used with 'tools': a tool call has another form", "field_probabilities")
         check_continuation(self.messages, self.add_generation_prompt, self.continue_final_message)
         return self
 
@@ -189,4 +189,4 @@ def check_continuation(messages: list[ChatMessage], add_generation_prompt: bool 
     if continue_final and add_generation_prompt:
         raise rejected("contradicts 'add_generation_prompt'", "continue_final_message")
     if continue_final and (messages[-1].role != "assistant" or not messages[-1].text):
-        raise rejected("needs a last message of the assistant with content", "continue_final_message")
+        raise rejected("needs a last message with role 'assistant' and content", "continue_final_message")

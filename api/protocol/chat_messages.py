@@ -43,7 +43,7 @@ _PART_KINDS = {"image_url": "images", "input_audio": "audio", "file": "files", "
 def _check_part(value: Any) -> Any:
     if isinstance(value, dict) and (kind := value.get("type")) != "text" and isinstance(kind, str):
         name = _PART_KINDS.get(kind, "this kind of part")
-        raise rejected(f"must be 'text': {name} cannot be taken", "type")
+        raise rejected(f"must be 'text'; {name} is not supported", "type")
     return value
 
 
@@ -195,13 +195,13 @@ class ChatMessage(StrictModel):
                 raise rejected("contradicts 'tool_calls'", "function_call")
             self.tool_calls = [ToolCall(function=self.function_call)]
         if self.tool_calls and self.role != "assistant":
-            raise rejected("may only be in messages of the assistant", "tool_calls")
+            raise rejected("is only allowed in messages of the assistant", "tool_calls")
         if self.content is None and not self.tool_calls:
             if self.role != "assistant":
                 raise rejected("is required", "content")
             self.content = ""
         if self.role == "tool" and self.tool_call_id is None:
-            raise rejected("is required in messages of a tool", "tool_call_id")
+            raise rejected("is required in messages with role 'tool'", "tool_call_id")
         return self
 
     @property

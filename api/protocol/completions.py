@@ -51,8 +51,8 @@ class CompletionRequest(StructuredFields):
     refused: ClassVar[Mapping[str, Refusal]] = {
         **SamplingFields.refused,
         **foreign_rules("completions").refused,
-        "best_of": Refusal("all answers are returned; ask for several with 'n'.", (1,)),
-        "suffix": Refusal("text cannot be inserted before other text.", ("",)),
+        "best_of": Refusal("the server returns all answers; request several with 'n'.", (1,)),
+        "suffix": Refusal("fill-in-the-middle is not supported.", ("",)),
     }
 
     prompt: Prompt

@@ -89,7 +89,7 @@ class InputJson(StrictModel):
 def _check_part(value: Any) -> Any:
     kind = value.get("type") if isinstance(value, dict) else None
     if isinstance(kind, str) and kind in _PART_KINDS:
-        raise rejected(f"must be a part of text or JSON: {_PART_KINDS[kind]} cannot be taken", "type")
+        raise rejected(f"must be a text or JSON part; {_PART_KINDS[kind]} is not supported", "type")
     return value
 
 

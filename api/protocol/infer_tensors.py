@@ -103,11 +103,11 @@ class InferRequest(StrictModel):
             count *= size
         most = MAX_PROMPTS if tensor.name == "text_input" else 1
         if not 1 <= count <= most:
-            raise rejected(f"must be of 1 to {most} values in all", "inputs", number, "shape")
+            raise rejected(f"must have 1 to {most} values in all", "inputs", number, "shape")
         values = tensor.values
         if len(values) != count or any(type(value) is not kind for value in values):
             what = "strings" if kind is str else "booleans"
-            raise rejected(f"must be as many {what} as 'shape' says: {count}", "inputs", number, "data")
+            raise rejected(f"must have as many {what} as 'shape' says: {count}", "inputs", number, "data")
 
     def _one(self, name: str) -> Any:
         return next((tensor.values[0] for tensor in self.inputs if tensor.name == name), None)
@@ -150,7 +150,7 @@ class InferRequest(StrictModel):
         options = {name: value for name, value in self.parameters.items() if not _is_neutral(name, value)} | given
         for name in options:
             if name in _NOT_OPTIONS:
-                raise rejected("is no option here: the tensors and the path say it", "sampling_parameters", name)
+                raise rejected("is not a parameter: the tensors and the path set it", "sampling_parameters", name)
         return options
 
     def completion_fields(self, model: str) -> dict[str, Any]:
@@ -183,5 +183,5 @@ def _is_neutral(name: str, value: Any) -> bool:
     if type(value) is int and not 0 <= value <= MAX_UINT64:
         raise rejected(f"must be from 0 to {MAX_UINT64}", "parameters", name)
     if isinstance(value, str) and len(value) > MAX_ID:
-        raise rejected(f"must be of at most {MAX_ID} characters", "parameters", name)
+        raise rejected(f"must have at most {MAX_ID} characters", "parameters", name)
     return True

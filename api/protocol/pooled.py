@@ -136,7 +136,7 @@ class PairRequest(PooledFields):
     def _check_numbers(self) -> PairRequest:
         queries, documents = self.listed
         if len(queries) not in (1, len(documents)):
-            raise rejected(f"must be one text or as many as 'text_2' has: {len(documents)}", "text_1")
+            raise rejected(f"must be one text, or as many texts as 'text_2': {len(documents)}", "text_1")
         return self
 
     @property

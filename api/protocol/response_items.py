@@ -38,7 +38,7 @@ Status = Literal["in_progress", "completed", "incomplete"]
 def _check_part(value: Any) -> Any:
     if isinstance(value, dict) and isinstance(kind := value.get("type"), str) and kind not in _TEXT_PARTS:
         name = _PART_KINDS.get(kind, "this kind of part")
-        raise rejected(f"must be 'input_text' or 'output_text': {name} cannot be taken", "type")
+        raise rejected(f"must be 'input_text' or 'output_text'; {name} is not supported", "type")
     return value
 
 

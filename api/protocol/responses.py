@@ -64,7 +64,7 @@ class TextFormat(StrictModel):
         if self.type == "json_schema" and self.schema_ is None:
             raise rejected("is required where 'type' is 'json_schema'", "schema")
         if self.type != "json_schema" and self.schema_ is not None:
-            raise rejected(f"belongs to the type 'json_schema', not to '{self.type}'", "schema")
+            raise rejected(f"is only allowed with the type 'json_schema', not with '{self.type}'", "schema")
         return self
 
 
@@ -101,7 +101,7 @@ class CustomFormat(StrictModel):
             if self.type == "grammar" and getattr(self, name) is None:
                 raise rejected("is required where 'type' is 'grammar'", name)
             if self.type == "text" and getattr(self, name) is not None:
-                raise rejected("belongs to the type 'grammar', not to 'text'", name)
+                raise rejected("is only allowed with the type 'grammar', not with 'text'", name)
         check_groups(self.syntax, self.definition)
         return self
 
@@ -190,7 +190,7 @@ class ResponseStreamOptions(StrictModel):
     include_obfuscation: bool = False
 
 
-_PROMPT_REFUSED = {"conversation": Refusal("go on from a response with 'previous_response_id'.")}
+_PROMPT_REFUSED = {"conversation": Refusal("continue a response with 'previous_response_id'.")}
 
 
 class ResponsePrompt(AdapterFields):
@@ -223,12 +223,12 @@ class ResponseRequest(ResponsePrompt, OptionFields):
     refused: ClassVar[Mapping[str, Refusal]] = {
         **_FOREIGN.refused,
         **_PROMPT_REFUSED,
-        "access_programs": Refusal("there are none here."),
-        "background_options": Refusal("background responses begin at once."),
-        "context_management": Refusal("nothing is left out of a conversation here.", ([],)),
-        "image": Refusal("only text can be produced."),
-        "moderation": Refusal("there is no moderation model here."),
-        "prompt": Refusal("there are no stored prompts here: give 'instructions' and 'input'."),
+        "access_programs": Refusal("they are not supported."),
+        "background_options": Refusal("background responses start at once."),
+        "context_management": Refusal("the server never shortens a conversation.", ([],)),
+        "image": Refusal("the model only generates text."),
+        "moderation": Refusal("moderation is not supported."),
+        "prompt": Refusal("stored prompts are not supported: use 'instructions' and 'input'."),
     }
 
     input: Input
@@ -254,16 +254,16 @@ class ResponseRequest(ResponsePrompt, OptionFields):
     @model_validator(mode="after")
     def _check_pairs(self) -> ResponseRequest:
         if self.stream_options is not None and not self.stream:
-            raise rejected("may only be given where 'stream' is true", "stream_options")
+            raise rejected("is only allowed if 'stream' is true", "stream_options")
         if self.background and not self.store:
-            raise rejected("needs 'store': it is how the response is found again", "background")
+            raise rejected("needs 'store': true, so that the response can be retrieved", "background")
         if self.field_probabilities and self.text.format.type != "json_schema":
-            raise rejected("needs the form of the answer as a JSON Schema in 'text.format'", "field_probabilities")
+            raise rejected("needs a JSON Schema in 'text.format'", "field_probabilities")
         if self.kv_hints is not None:
             self.kv_hints.check_session(self.prompt_cache_key or "")
             self.generate = self.generate and not self.kv_hints.prefetch
         if not self.generate and self.background:
-            raise rejected("has nothing to make while 'generate' is false", "background")
+            raise rejected("cannot be used with 'generate': false", "background")
         _check_input(self, self.input)
         return self
 

@@ -150,8 +150,8 @@ class SamplingFields(AdapterFields, OptionFields):
     ignored: ClassVar[frozenset[str]] = IGNORED | _FOREIGN.ignored
     refused: ClassVar[Mapping[str, Refusal]] = {
         **_FOREIGN.refused,
-        "logits_processors": Refusal("no code of a client's runs here."),
-        "logit_processors": Refusal("no code of a client's runs here."),
+        "logits_processors": Refusal("the server does not run code from requests."),
+        "logit_processors": Refusal("the server does not run code from requests."),
     }
 
     seed: int | None = None
@@ -186,14 +186,14 @@ class SamplingFields(AdapterFields, OptionFields):
         if self.adapters is not None and self.lora_path:
             raise rejected("contradicts 'adapters'", "lora_path")
         if self.stream_options is not None and not self.stream:
-            raise rejected("may only be given where 'stream' is true", "stream_options")
+            raise rejected("is only allowed if 'stream' is true", "stream_options")
         if self.prompt_logprobs is not None and self.stream:
             raise rejected("cannot be streamed", "prompt_logprobs")
         logprobs = getattr(self, "logprobs", None)  # Chats and completions have this field with different types.
         if self.logprob_token_ids and (logprobs is None or logprobs is False):
-            raise rejected("may only be given where 'logprobs' is", "logprob_token_ids")
+            raise rejected("is only allowed with 'logprobs'", "logprob_token_ids")
         if self.logprob_token_ids and getattr(self, "echo", False):
-            raise rejected("contradicts 'echo': it is for the tokens of the answer", "logprob_token_ids")
+            raise rejected("cannot be used with 'echo': it applies to the tokens of the answer", "logprob_token_ids")
         return self
 
     @model_validator(mode="after")
@@ -206,7 +206,7 @@ class SamplingFields(AdapterFields, OptionFields):
     def _check_beams(self) -> SamplingFields:
         if self.use_beam_search:
             if not 1 <= self.n <= MAX_BEAMS:
-                raise rejected(f"must be from 1 to {MAX_BEAMS} where 'use_beam_search' is true", "n")
+                raise rejected(f"must be from 1 to {MAX_BEAMS} if 'use_beam_search' is true", "n")
             for name in _NOT_BY_BEAMS:
                 value = getattr(self, name, None)
                 if value is not None and value != _NOT_BY_BEAMS[name]:

@@ -80,7 +80,7 @@ class ScoreRequest(StrictModel):
             if isinstance(item, str) != isinstance(self.query, str):
                 wanted = "a string" if isinstance(self.query, str) else "a list of token ids"
                 place = ("items",) if isinstance(self.items, str) else ("items", index)
-                raise rejected(f"must be {wanted}, as 'query' is", *place)
+                raise rejected(f"must be {wanted}, like 'query'", *place)
         return self
 
     @property

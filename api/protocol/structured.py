@@ -55,7 +55,7 @@ class ResponseFormat(StrictModel):
         fields = {"json_schema": "json_schema"} | dict.fromkeys(("format", "structures", "triggers"), "structural_tag")
         for name, kind in fields.items():
             if getattr(self, name) is not None and self.type != kind:
-                raise rejected(f"belongs to the type '{kind}', not to '{self.type}'", name)
+                raise rejected(f"is only allowed with the type '{kind}', not with '{self.type}'", name)
         if self.type == "json_schema" and self.json_schema is None:
             raise rejected("is required where 'type' is 'json_schema'", "json_schema")
         if self.type == "structural_tag":
@@ -68,7 +68,7 @@ class ResponseFormat(StrictModel):
         if self.format is None and self.structures is None:
             raise rejected("is required where 'type' is 'structural_tag'", "format")
         if (self.structures is None) != (self.triggers is None):
-            raise rejected("is required beside 'structures', and only there", "triggers")
+            raise rejected("is required with 'structures', and only then", "triggers")
 
     def tag(self) -> dict[str, Any]:
         return self.model_dump(include={"format", "structures", "triggers"}, exclude_none=True)
@@ -89,7 +89,7 @@ class StructuredOutputs(StrictModel):
         if len(self.given) > 1:
             raise rejected(f"contradicts '{self.given[0]}'", self.given[1])
         if not self.given:
-            raise rejected("must hold one of json, regex, choice, grammar, json_object and structural_tag")
+            raise rejected("must contain exactly one of json, regex, choice, grammar, json_object and structural_tag")
         return self
 
     @property
@@ -125,10 +125,10 @@ class StructuredFields(SamplingFields):
         if len(fields) > 1:
             raise rejected(f"contradicts '{fields[0]}'", fields[1])
         if fields and self.include_stop_str_in_output:
-            raise rejected(f"contradicts '{fields[0]}': the form leaves no room for it", "include_stop_str_in_output")
+            raise rejected(f"cannot be used with '{fields[0]}'", "include_stop_str_in_output")
         if self.field_probabilities and not self._has_schema:
             raise rejected(
-                "needs the form of the answer as a JSON Schema, as in 'response_format'", "field_probabilities"
+                "needs a JSON Schema for the answer, for example in 'response_format'", "field_probabilities"
             )
         return self
 

@@ -15,7 +15,7 @@ from .chat_messages import MAX_NAME, ChatMessage, check_template_kwargs
 from .decisions import MAX_CHOICES, MAX_LEVELS, MAX_QUESTIONS, CalibrationName
 from .sampling import PriorityName, Salt
 
-_MEDIA = Refusal("only text and JSON can be read.", ([],))
+_MEDIA = Refusal("only text and JSON input is supported.", ([],))
 Shown = Any
 """A text, or JSON that the model reads as text."""
 
@@ -54,7 +54,7 @@ class NoulAsked(Asked):
     def _check_asks(self) -> NoulAsked:
         told = () if self.criteria is None else (self.criteria.true, self.criteria.false)
         if not any(_shown(each).strip() for each in (self.instructions, *told)):
-            raise rejected("is required, or what true or false means", "instructions")
+            raise rejected("is required, or a description of true or false", "instructions")
         return self
 
 
@@ -112,7 +112,7 @@ class SystemOneRequest(StrictModel):
         "images": _MEDIA,
         "audio": _MEDIA,
         "videos": _MEDIA,
-        "joint": Refusal("each question is read by itself.", (False,)),
+        "joint": Refusal("questions are always answered independently.", (False,)),
     }
     ignored: ClassVar[frozenset[str]] = frozenset({"request_id"})
 

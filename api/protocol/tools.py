@@ -30,7 +30,7 @@ def _check_name(name: str) -> str:
 
 def _check_parameters(schema: dict[str, Any]) -> dict[str, Any]:
     if schema.get("type", "object") != "object":
-        raise rejected("must have the type 'object': arguments are one", "type")
+        raise rejected("must have the type 'object', because arguments are an object", "type")
     try:
         return cast(dict[str, Any], without_nulls(schema))
     except RecursionError:
@@ -149,7 +149,7 @@ class InputFormat(StrictModel):
         if self.type == "grammar" and self.grammar is None:
             raise rejected("is required where 'type' is 'grammar'", "grammar")
         if self.type == "text" and self.grammar is not None:
-            raise rejected("belongs to the type 'grammar', not to 'text'", "grammar")
+            raise rejected("is only allowed with the type 'grammar', not with 'text'", "grammar")
         return self
 
 
@@ -322,7 +322,7 @@ def check_tools(tools: Sequence[CallableTool | OtherTool], choice: Chosen) -> No
                 f"names '{name[:MAX_QUOTED]}', a tool of the type '{kind}', which {_NOT_HERE}", "tool_choice"
             )
         if tools and name not in names:
-            raise rejected(f"names '{name[:MAX_QUOTED]}', which is none of the 'tools'", "tool_choice")
+            raise rejected(f"names '{name[:MAX_QUOTED]}', which is not in 'tools'", "tool_choice")
     if not tools and choice not in ("none", "auto"):
         raise rejected("needs 'tools' to choose from", "tool_choice")
     if _must_call(choice) and not (names if isinstance(choice, str) else _chosen(choice)):

@@ -101,7 +101,7 @@ class Conversation:
                     content = text_of(item.output)
                     messages.append(ChatMessage(role="tool", content=content, tool_call_id=item.call_id))
         if not messages:
-            raise RequestError("'input' needs a message: items of other tools are left out.", param="input")
+            raise RequestError("'input' needs a message: items of other tools are ignored.", param="input")
         return messages
 
 

@@ -25,9 +25,9 @@ from .output_items import Event, OutputItems
 if TYPE_CHECKING:
     from ...engine.serving.output_processor import Finish, TextDelta
 
-_TIMEOUT = ErrorReply(504, "The time that the request was given is up.", code="timeout")
+_TIMEOUT = ErrorReply(504, "The request timed out.", code="timeout")
 _ABORTED = ErrorReply(500, "The answer was broken off.")
-_INVALID_OUTPUT = ErrorReply(500, "The answer does not have the form that was asked for.", code="internal_error")
+_INVALID_OUTPUT = ErrorReply(500, "The answer does not match the requested format.", code="internal_error")
 
 
 class ResponseReply:

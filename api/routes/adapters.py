@@ -44,14 +44,14 @@ def check_base_model(
     if base is not None and base not in state.models.names:
         raise RequestError(f"No base model is named {quoted(base)}; GET /v1/models lists them.", param=fields[0])
     if models.owner(name) not in (None, state):
-        raise RequestError(f"Another base model has the name {quoted(name)}, or its adapter does.", param=fields[1])
+        raise RequestError(f"Another base model or one of its adapters has the name {quoted(name)}.", param=fields[1])
 
 
 def _check_not_in_catalog(state: ServerState, name: str) -> None:
     versions = state.models.versions
     if versions is not None and (versions.public_name(name) is not None or name in versions.catalog.names()):
         raise RequestError(
-            "The catalogue of models has that name: change it by /v1/admin/models (rootgraft models).",
+            "That name is in the model catalogue: change it with /v1/admin/models (rootgraft models).",
             param="lora_name",
         )
 
@@ -68,8 +68,8 @@ async def load_lora_adapter(body: LoadAdapterRequest, state: State, models: Mode
     source = None if state.models.remote is None else state.models.remote.source_of(body.lora_path)
     if source is None and not state.engine.finds_adapters:
         raise RequestError(
-            "This server loads adapters over HTTP only from the folder of --lora-dir and from what --adapter-sources "
-            "lists, and this is neither; --lora-modules loads from anywhere, at the start.",
+            "This server loads adapters over HTTP only from --lora-dir and the sources in --adapter-sources, and "
+            "this is neither. --lora-modules loads from anywhere at the start.",
             param="lora_path",
         )
     _check_not_in_catalog(state, body.lora_name)
@@ -113,7 +113,7 @@ async def unload_lora_adapter(body: UnloadAdapterRequest, state: State) -> Plain
     if body.lora_name in state.models.names:
         also = "" if body.lora_name == state.models.names[0] else f", also called {state.models.names[0]}"
         raise RequestError(
-            f"{quoted(body.lora_name)} is the base model{also}, which is not unloaded as adapters are.",
+            f"{quoted(body.lora_name)} is the base model{also}, which cannot be unloaded like an adapter.",
             param="lora_name",
         )
     try:

@@ -24,7 +24,7 @@ def _versions(state: ServerState) -> ModelVersions:
     state.engine.serving()
     if state.models.versions is None:
         raise RequestError(
-            "This server has no catalogue of models: start it with --model-catalog FILE and --enable-lora.",
+            "This server has no model catalogue: start it with --model-catalog FILE and --enable-lora.",
             code="no_model_catalog",
         )
     return state.models.versions
@@ -76,12 +76,12 @@ async def add_model_version(body: AddVersionRequest, state: State, models: Model
     if body.name in state.models.names:
         raise RequestError("The base model has that name.", param="name")
     if state.models.remote is None:
-        raise RequestError("This server has no adapters: start it with --enable-lora.", param="name")
+        raise RequestError("This server does not serve adapters: start it with --enable-lora.", param="name")
     source = state.models.remote.source_of(body.source)
     if source is None:
         raise RequestError(
-            "'source' is hf://org/name@revision, s3://bucket/folder, https://host/folder or file:///folder, as "
-            "--adapter-sources lists it.",
+            "'source' must be hf://org/name@revision, s3://bucket/folder, https://host/folder or file:///folder, and "
+            "allowed by --adapter-sources.",
             param="source",
             code="adapter_source_not_allowed",
         )

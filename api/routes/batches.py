@@ -27,7 +27,7 @@ async def create_batch(body: BatchBody, state: State, caller: CallerOf) -> Respo
     state.engine.serving()
     source = find_file(batch_service, caller, body.input_file_id)
     if source.purpose != "batch":
-        raise RequestError("'input_file_id' must be a file of the purpose 'batch'.", param="input_file_id")
+        raise RequestError("'input_file_id' must be a file with the purpose 'batch'.", param="input_file_id")
     expiry = body.output_expires_after
     with refusing_without_space("this batch"):
         record = batch_service.create(

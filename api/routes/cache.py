@@ -23,7 +23,7 @@ def client_of(state: ServerState) -> EngineLike:
     """Return the engine's client. Raises CapacityError while the model is loading, EngineDead if the engine is gone."""
     state.engine.serving()
     if state.engine.client is None:
-        raise CapacityError("The model is still being loaded.")
+        raise CapacityError("The model is still loading.")
     return state.engine.client
 
 
@@ -58,7 +58,9 @@ async def export(body: ExportSessionRequest, state: State) -> Response:
     """Return a session's KV as a file for ``import`` on another server. The status is 404 without cached KV."""
     tokens, data = await client_of(state).export_session(body.tenant, body.prompt_cache_key)
     if not tokens:
-        raise HTTPError(404, "No KV of this session is cached: its last call was too long ago, or another tenant's.")
+        raise HTTPError(
+            404, "No KV of this session is cached: its last request was too long ago, or came from another tenant."
+        )
     return Response(data, media_type="application/octet-stream", headers={"x-session-tokens": str(tokens)})
 
 
@@ -67,5 +69,5 @@ async def import_file(request: Request, state: State) -> dict[str, Any]:
     """Import a session from the request's body, a file of ``export``. If it does not fit, ``cached_tokens`` is 0."""
     data = await request.body()
     if not data:
-        raise RequestError("The body must be a file of /v1/cache/sessions/export, and is empty.")
+        raise RequestError("The body is empty; it must be a file from /v1/cache/sessions/export.")
     return {"object": "session.import", "cached_tokens": await client_of(state).import_session(data)}

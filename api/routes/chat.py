@@ -29,7 +29,7 @@ async def create_chat_completion(body: ChatRequest, request: Request, state: Sta
     set_facts(caller, [prepared], model=target.name, stream=body.stream, response_id=envelope.id)
     usage = UsageCount(drop_completion=body.is_prefill_only)
     if body.use_beam_search and thought is not None:
-        raise RequestError("'use_beam_search' is not computed for a model that thinks first.", param="use_beam_search")
+        raise RequestError("'use_beam_search' is not supported for a reasoning model.", param="use_beam_search")
     source = BeamReader(target.engine, caller, body.length_penalty) if body.use_beam_search else target.engine
     deltas = generate(state, source, [prepared], caller, output_format, usage, thought)
     if body.is_prefill_only:

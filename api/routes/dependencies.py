@@ -316,7 +316,7 @@ def page(items: list[dict[str, Any]], after: str | None, limit: int, kind: str =
     if after is not None:
         found = next((index for index, item in enumerate(items) if item["id"] == after), None)
         if found is None:
-            raise RequestError(f"'after' names no item of this {kind}: '{after[:128]}'.", param="after")
+            raise RequestError(f"'after' must be the id of an item in this {kind}, not '{after[:128]}'.", param="after")
         items = items[found + 1 :]
     shown = items[:limit]
     ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {"first_id": None, "last_id": None}

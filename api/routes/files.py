@@ -37,7 +37,7 @@ router = APIRouter(route_class=JsonRoute, tags=["batches"])
 def batch_service_of(state: ServerState) -> BatchService:
     """Return the batch service. Raises RequestError if the server has no batch service."""
     if state.stores.batches is None:
-        raise RequestError("This server keeps no files and batches: it was started without --batch-dir.")
+        raise RequestError("This server does not store files or batches: start it with --batch-dir.")
     return state.stores.batches
 
 
@@ -74,10 +74,10 @@ async def create_file(request: Request, state: State, caller: CallerOf) -> Respo
 def _check_kind(kind: str) -> None:
     """Raise HTTPError unless the body is a form in UTF-8. Other charset names could make Python run any codec."""
     if not kind.lower().startswith("multipart/form-data"):
-        raise HTTPError(415, "A file is sent as multipart/form-data.")
+        raise HTTPError(415, "The file must be sent as multipart/form-data.")
     charset = parse_options_header(kind)[1].get(b"charset", b"utf-8")
     if charset.lower() not in (b"utf-8", b"utf8"):
-        raise HTTPError(415, f"A form is read as UTF-8, not as {quoted(charset.decode('latin-1'))}.")
+        raise HTTPError(415, f"The form must be UTF-8, not {quoted(charset.decode('latin-1'))}.")
 
 
 def _counted(receive: Receive, upload: Upload) -> Receive:
@@ -123,7 +123,7 @@ def _checked(form: FormData) -> tuple[UploadFile, int | None]:
     if not isinstance(upload, UploadFile):
         raise RequestError("'file' must be a file with a name.", param="file", code="invalid_type")
     if purpose != "batch":
-        raise RequestError("'purpose' must be 'batch': files have no other use here.", param="purpose")
+        raise RequestError("'purpose' must be 'batch': the server has no other use for files.", param="purpose")
     return upload, _expiry(form)
 
 
@@ -194,6 +194,6 @@ async def delete_file(file_id: str, state: State, caller: CallerOf) -> Response:
     batch_service = batch_service_of(state)
     file = find_file(batch_service, caller, file_id)
     if (reader := batch_service.reader_of(file)) is not None:
-        raise RequestError(f"The batch {reader.id} reads this file: cancel it first.", code="file_in_use")
+        raise RequestError(f"The batch {reader.id} is reading this file: cancel the batch first.", code="file_in_use")
     batch_service.files.delete(file)
     return json_response({"id": file_id, "object": "file", "deleted": True})

@@ -69,7 +69,7 @@ def _unhealthy(models: Models, status: str, reply: ErrorReply) -> Response:
 
 
 def _loading() -> Response:
-    return ErrorReply(503, "The model is still being loaded.", code="loading").response()
+    return ErrorReply(503, "The model is still loading.", code="loading").response()
 
 
 @router.get("/version")

@@ -53,7 +53,7 @@ async def create_pooling(body: PoolingRequest, request: Request, state: State, c
     engine, pooler = target.engine, target.pooler
     task = body.task or ("classify" if pooler.labels else "embed")
     if task == "classify" and (name := _first_given(body.dimensions, body.normalize)):
-        raise RequestError(f"'{name}' is for embeddings: classes have neither.", param=name)
+        raise RequestError(f"'{name}' is only allowed for embeddings, not for classification.", param=name)
     _check_dimensions(body.dimensions, pooler)
     before = prompt_of(pooler, None) if task == "embed" else ""
     reader = await plan_pooled(engine, target.adapter, body, caller, task, before)
@@ -137,7 +137,7 @@ async def create_ranking(body: RerankRequest, request: Request, state: State, ca
 def _check_dimensions(dimensions: int | None, pooler: Pooler) -> None:
     if dimensions is not None and pooler.size and dimensions > pooler.size:
         raise RequestError(
-            f"'dimensions' must be at most {pooler.size}, not {dimensions}: an embedding has so many values.",
+            f"'dimensions' must be at most {pooler.size}, the size of an embedding, not {dimensions}.",
             param="dimensions",
         )
 

@@ -23,6 +23,6 @@ async def fleet(state: State) -> dict[str, Any]:
         CapacityError: the model is loading.
     """
     if state.engine.client is None or state.engine.async_engine is None:
-        raise CapacityError("The model is still being loaded.")
+        raise CapacityError("The model is still loading.")
     gateways = None if state.observers.gateways is None else state.observers.gateways()
     return fleet_json(fleet_status(state.engine.client, max(0.0, time.time() - state.started)), gateways)

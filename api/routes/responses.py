@@ -133,7 +133,7 @@ async def count_input_tokens(body: CountInputTokensRequest, state: State, caller
 @router.post("/v1/responses/compact", include_in_schema=False)
 async def compact_response() -> Response:
     """Refuse the request, because this server never shortens conversations."""
-    reason = "nothing is left out of a conversation here. Send one that is shorter, or go on from a response"
+    reason = "the server never shortens a conversation. Send a shorter one, or continue a response"
     raise HTTPError(404, f"Conversations are not compacted: {reason}.", code="unknown_url")
 
 
@@ -161,17 +161,24 @@ def _begin(
 ) -> Response:
     """Return a background response at once. It is stored as unfinished now, and stored again when it ends."""
     if not state.stores.responses.is_on:
-        raise RequestError("'background' needs a server that stores responses.", param="background")
+        raise RequestError(
+            "'background' needs stored responses: start the server with --max-stored-response-bytes above 0.",
+            param="background",
+        )
     jobs = state.stores.responses.jobs
     if jobs.total >= jobs.most:
-        raise CapacityError(f"{jobs.most} background responses are under way already.")
+        raise CapacityError(f"{jobs.most} background responses are already running.")
     if jobs.left_for(owner) < 1:
-        text = f"{jobs.held(owner)} background responses with keys of yours are under way"
-        text += f", where {jobs.most - jobs.total} places are left."
+        text = f"Your tenant already has {jobs.held(owner)} running background responses"
+        text += f", and only {jobs.most - jobs.total} places are left."
         raise HTTPError(429, text, code="rate_limit_exceeded", headers={"retry-after": "5"})
     log = _open_log(state, reply, owner)
     if body.stream and log is None:
-        raise RequestError("'stream' of a background response needs a server that keeps events.", param="stream")
+        raise RequestError(
+            "'stream' of a background response needs stored events: start the server with --max-stored-event-bytes "
+            "above 0.",
+            param="stream",
+        )
 
     def changed(now: ResponseReply) -> None:
         if now.id in state.stores.responses:
@@ -212,7 +219,7 @@ async def get_response(
     record = _find(state, caller, response_id)
     if not stream:
         if starting_after is not None:
-            raise RequestError("'starting_after' may only be given where 'stream' is true.", param="starting_after")
+            raise RequestError("'starting_after' is only allowed if 'stream' is true.", param="starting_after")
         return Response(record.body, media_type="application/json")
     log = state.stores.events.get(caller.key.tenant, response_id)
     if log is None:
@@ -228,7 +235,7 @@ def _last_event_id(request: Request, default: int) -> int:
     if not given:
         return default
     if not (_NUMBER.fullmatch(given) and int(given) <= MAX_EVENT_NUMBER):
-        text = f"The header Last-Event-ID must be an event's number, from 0 to {MAX_EVENT_NUMBER}."
+        text = f"The header Last-Event-ID must be the number of an event, from 0 to {MAX_EVENT_NUMBER}."
         raise HTTPError(400, text, code="invalid_header")
     return int(given)
 
@@ -276,5 +283,5 @@ async def list_input_items(
 
 def _refuse_include(request: Request) -> None:
     if "include" in request.query_params or "include[]" in request.query_params:
-        reason = "what a response holds is settled when it is made"
+        reason = "it is fixed when the response is created"
         raise RequestError(f"'include' is not supported: {reason}.", param="include", code="unsupported_parameter")

@@ -55,7 +55,7 @@ async def detokenize(body: DetokenizeRequest, state: State, caller: CallerOf) ->
 async def tokenizer_info(state: State, _caller: CallerOf) -> dict[str, Any]:
     """Get the tokenizer's configuration, for clients that count tokens or render templates themselves."""
     if not state.options.enable_tokenizer_info_endpoint:
-        problem = "There is no such route: start the server with --enable-tokenizer-info-endpoint."
+        problem = "This route is off: start the server with --enable-tokenizer-info-endpoint."
         raise HTTPError(404, problem, code="unknown_url")
     async_engine = state.engine.serving()
     tokenizer = async_engine.tokenizer

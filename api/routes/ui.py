@@ -30,7 +30,7 @@ async def ui_state(state: State, models: Models, since: Annotated[float, Query(g
         EngineDead: the engine is gone.
     """
     if state.engine.client is None or state.engine.async_engine is None:
-        raise CapacityError("The model is still being loaded.")
+        raise CapacityError("The model is still loading.")
     if not state.engine.is_healthy:
         raise state.engine.death()
     # The snapshot describes an engine that is a single process completely, so ``fleet`` is null for it.

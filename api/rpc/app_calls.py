@@ -175,9 +175,9 @@ class _Exchange:
         while (piece := await self._pieces.get()) is not None:
             yield piece
         if self._has_failed:
-            raise CallError(grpc.StatusCode.INTERNAL, "The server made an error; its log has the details.")
+            raise CallError(grpc.StatusCode.INTERNAL, "Internal server error; the server's log has the details.")
         if not self._is_whole:
-            text = "The answer was broken off before its end, as it was not read for too long."
+            text = "The answer was aborted, because the client did not read it for too long."
             raise CallError(grpc.StatusCode.ABORTED, text)
 
     async def _receive(self) -> Message:

@@ -38,7 +38,7 @@ class CallShares(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpcio ha
         """Return a call's handler, or a handler that refuses with RESOURCE_EXHAUSTED beyond the tenant's share."""
         tenant = self._tenant(handler_call_details.invocation_metadata or ())
         if self.calls.left_for(tenant) < 1:
-            return _refusing(f"{self.calls.held(tenant)} calls of yours are open: end one of them.")
+            return _refusing(f"You already have {self.calls.held(tenant)} open calls: end one of them.")
         task = asyncio.current_task()
         assert task is not None
         # From here on, a call is one task until its end, however it ends.

@@ -79,7 +79,7 @@ def as_body(request: Any) -> tuple[str, dict[str, Any]]:
         body["guided_json"] = request.json_schema
     elif form == "json_object":
         if not request.json_object:
-            raise _refused("'json_object' must be true: leave it out for free text.")
+            raise _refused("'json_object' must be true; remove it for free text.")
         body["response_format"] = {"type": "json_object"}
     elif form == "choices":
         body["guided_choice"] = list(request.choices.texts)
@@ -97,7 +97,7 @@ def _extra(text: str, body: dict[str, Any]) -> dict[str, Any]:
         raise _refused("'extra_json' must be a JSON object.")
     for name in ("stream", "stream_options", "n", *body):
         if name in extra:
-            raise _refused(f"'extra_json' must not have '{name}': the message says it.")
+            raise _refused(f"'extra_json' must not contain '{name}': use the field of the message.")
     return extra
 
 

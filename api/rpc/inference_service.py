@@ -104,7 +104,7 @@ class InferenceService:
             yield _final(await self._infer(request, context))
             return
         if len(asked.texts) != 1:
-            raise _refused("'text_input' must be one text where 'stream' is true.")
+            raise _refused("'text_input' must be one text if 'stream' is true.")
         fields = asked.completion_fields(request.model_name) | {"stream": True}
         name = request.model_name
         reason = ""
@@ -135,7 +135,7 @@ def infer_body(request: Any) -> dict[str, Any]:
     """Convert a request to the body of ``POST /v2/models/{name}/infer``. Raises CallError."""
     raw = list(request.raw_input_contents)
     if raw and (len(raw) != len(request.inputs) or any(each.HasField("contents") for each in request.inputs)):
-        raise _refused("'raw_input_contents' must have the values of all inputs, or none.")
+        raise _refused("'raw_input_contents' must have the values of all inputs or be empty.")
     inputs = []
     for number, tensor in enumerate(request.inputs):
         data = _raw_values(tensor, raw[number]) if raw else _values(tensor)

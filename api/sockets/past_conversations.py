@@ -43,7 +43,7 @@ class PastConversations:
             BadMessage: the earlier request is not stored, or ``messages`` is not a list.
         """
         if after not in self._kept:
-            text = "'after' names no chat of this connection, or one that is no longer kept: send all messages."
+            text = "'after' is not a chat of this connection, or the chat is no longer stored: send all messages."
             raise BadMessage(text, param="after", code="conversation_not_found")
         if not isinstance(body["messages"], list):
             raise BadMessage("'messages' must be a list.", param="messages", code="invalid_type")

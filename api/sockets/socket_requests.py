@@ -28,7 +28,7 @@ class SocketRequests:
     def check_room(self, request_id: str = "") -> None:
         """Raise BadMessage if no further request may be started."""
         if len(self._tasks) >= self._most:
-            text = f"{self._most} requests of this connection run or wait already."
+            text = f"{self._most} requests of this connection are already running or waiting."
             raise BadMessage(text, code="rate_limit_exceeded", request_id=request_id)
 
     def begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -69,5 +69,5 @@ class SocketRequests:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("a request of a WebSocket has failed", exc_info=error)
-            self._channel.close(1011, "The server made an error.")
+            logger.error("a request over a WebSocket failed", exc_info=error)
+            self._channel.close(1011, "Internal server error.")

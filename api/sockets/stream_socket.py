@@ -61,9 +61,9 @@ class StreamSocket:
 
     def _cancel(self, request_id: str, more: dict[str, Any]) -> None:
         if more:
-            raise BadMessage(f"'{next(iter(more))[:64]}' is no field of 'cancel'.", code="unknown_parameter")
+            raise BadMessage(f"'{next(iter(more))[:64]}' is not a field of 'cancel'.", code="unknown_parameter")
         if request_id not in self._running:
-            raise BadMessage("'id' names no request that runs.", param="id", code="request_not_found")
+            raise BadMessage("'id' is not the id of a running request.", param="id", code="request_not_found")
         task = self._running[request_id]
         if not task.cancelling():
             # The task is not cancelled at once, because a task that has not started yet would end without any event.
@@ -71,7 +71,7 @@ class StreamSocket:
 
     def _begin(self, request_id: str, message: dict[str, Any]) -> None:
         if request_id in self._running:
-            raise BadMessage("'id' names a request that still runs: take another one.", param="id")
+            raise BadMessage("'id' is the id of a running request: use another one.", param="id")
         self._requests.check_room()
         after = message.pop("after", None)
         path, body = _body_of(message)
@@ -89,7 +89,7 @@ class StreamSocket:
 
     def _check_after(self, after: Any, path: str) -> None:
         if path != CHAT:
-            raise BadMessage("'after' goes on from a chat: give 'messages'.", param="after")
+            raise BadMessage("'after' continues a chat: give 'messages'.", param="after")
         if not isinstance(after, str) or (after not in self._running and after not in self._past):
             raise _unknown_after()
 
@@ -140,14 +140,14 @@ def _body_of(message: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     if message.get("stream") not in (None, True):
         raise BadMessage("'stream' must be true: every request is streamed.", param="stream")
     if "stream_options" in message:
-        text = "'stream_options' is not supported: 'done' always tells the usage."
+        text = "'stream_options' is not supported: 'done' always includes the usage."
         raise BadMessage(text, param="stream_options", code="unsupported_parameter")
     added = {"return_token_ids": True, **message, "stream": True, "stream_options": {"include_usage": True}}
     return CHAT if "messages" in message else COMPLETION, added
 
 
 def _unknown_after() -> BadMessage:
-    text = "'after' names no chat of this connection, or one that is no longer kept: send all messages."
+    text = "'after' is not a chat of this connection, or the chat is no longer stored: send all messages."
     return BadMessage(text, param="after", code="conversation_not_found")
 
 

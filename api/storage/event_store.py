@@ -22,7 +22,7 @@ _PIECE_BYTES = 64 << 10  # Number of bytes that are read at once.
 
 def not_kept(which: str) -> HTTPError:
     """Return the error for events that are no longer stored, or never were."""
-    text = f"The {which} of this response are not kept: get the response without 'stream'."
+    text = f"The {which} of this response are not stored: get the response without 'stream'."
     return HTTPError(410, text, code="events_not_kept")
 
 
@@ -93,7 +93,7 @@ class EventLog:
             which = "events" if self._is_forgotten else f"events up to number {self.first - 1}"
             raise not_kept(which)
         if after >= self.next_number:
-            text = f"'starting_after' names no event yet: {after} is beyond the last one, {self.next_number - 1}."
+            text = f"'starting_after' must be at most the last event, {self.next_number - 1}, not {after}."
             raise RequestError(text, param="starting_after")
 
     async def read(self, after: int) -> AsyncGenerator[bytes, None]:

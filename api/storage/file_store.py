@@ -109,11 +109,11 @@ class FileStore:
         self._forget_expired()
         limit = self._max_bytes * (_OWNERS_SHARE if owner else 1)
         if self._num_files[owner] >= MAX_FILES:
-            raise HTTPError(413, f"There are {MAX_FILES} files already: delete some.", code="storage_full")
+            raise HTTPError(413, f"There are already {MAX_FILES} files: delete some.", code="storage_full")
         own = self._num_bytes[owner] + self.uploads.held(owner) + self.answers.held(owner)
         of_all = self._total + self.uploads.total + self.answers.total
         if own + size > limit or of_all + size > self._max_bytes:
-            raise HTTPError(413, "There is no room for this file: delete others.", code="storage_full")
+            raise HTTPError(413, "There is no space for this file: delete others.", code="storage_full")
 
     def begin_upload(self, owner: str) -> Upload:
         """Begin an upload. Its bytes count from their arrival until the upload's end."""
@@ -224,10 +224,12 @@ class Upload:
         uploads = self._store.uploads
         self._store.check_room(self._owner, size - FORM_BYTES)
         if size > uploads.most - uploads.total:
-            text = f"Uploads under way hold {uploads.total} bytes, of {uploads.most} that may be: try again later."
+            text = f"Running uploads have {uploads.total} bytes; the limit is {uploads.most}: try again later."
             raise HTTPError(503, text, code="server_overloaded", headers=_RETRY)
         if size > uploads.left_for(self._owner):
-            text = f"Uploads with keys of yours hold {uploads.held(self._owner)} bytes: let some of them end first."
+            text = (
+                f"Running uploads of your tenant have {uploads.held(self._owner)} bytes: wait until some of them end."
+            )
             raise HTTPError(429, text, code="rate_limit_exceeded", headers=_RETRY)
 
     def take(self, size: int) -> None:
@@ -270,7 +272,7 @@ def read_records(
         try:
             records.append(make(orjson.loads(path.read_bytes())))
         except (ValueError, TypeError, LookupError) as error:
-            logger.warning("%s is not used: it is no record of this version (%r).", path, error)
+            logger.warning("ignoring %s: it is not a record of this version (%r).", path, error)
             unread.append(path)
     return records, unread
 

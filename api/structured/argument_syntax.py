@@ -315,7 +315,7 @@ def write_arguments(arguments: str, style: str | XmlStyle) -> str:
         return gemma_text(value)
     xml = xml_style(style)
     if xml is None:
-        raise ValueError(f"{style!r} is no style of arguments")
+        raise ValueError(f"{style!r} is not a style of arguments")
     texts = [
         xml.written(name, each if isinstance(each, str) else _encode(each), is_text=isinstance(each, str))
         for name, each in value.items()

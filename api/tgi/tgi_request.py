@@ -68,10 +68,10 @@ class TgiParameters(TgiSampling):
     """
 
     refused: ClassVar[Mapping[str, Refusal]] = {
-        "best_of": Refusal("one answer is made.", (1,)),
-        "decoder_input_details": Refusal("tokens of the prompt are not told here: use /v1/completions.", (False,)),
-        "typical_p": Refusal("there is no such way to draw: leave it out.", (1, 1.0)),
-        "watermark": Refusal("answers are not marked.", (False,)),
+        "best_of": Refusal("only one answer is generated.", (1,)),
+        "decoder_input_details": Refusal("prompt tokens are not reported here: use /v1/completions.", (False,)),
+        "typical_p": Refusal("this sampling method is not supported: remove it.", (1, 1.0)),
+        "watermark": Refusal("watermarks are not supported.", (False,)),
     }
 
     adapter_id: ModelName | None = None

@@ -79,7 +79,7 @@ GOOD = 'name: c, base-url: "http://c:1/v1", model: m'
         (ENTRY % "routes: {to: b}", "models[0].routes must be a list"),
         (ENTRY % f"routes: [{', '.join(['{to: b, priorities: [batch]}'] * (MOST_ROUTES + 1))}]", "at most 16 rules"),
         (ENTRY % "routes: [b]", "models[0].routes[0] must be a mapping"),
-        (ENTRY % "routes: [{to: b}]", "must say which requests"),
+        (ENTRY % "routes: [{to: b}]", "must select requests"),
         (ENTRY % "routes: [{max-prompt-chars: 1}]", "models[0].routes[0].to must be the name"),
         (ENTRY % "routes: [{to: b, max-prompt-chars: 0}]", "must be a whole number from 1 to 16777216, not 0"),
         (ENTRY % f"routes: [{{to: b, max-prompt-chars: {MAX_PROMPT_CHARS + 1}}}]", "not 16777217"),
@@ -91,13 +91,13 @@ GOOD = 'name: c, base-url: "http://c:1/v1", model: m'
             PROVIDERS % f"[{', '.join(['{' + GOOD + '}'] * (MOST_FALLBACKS + 1))}]",
             "must be a list of at most 8",
         ),
-        (PROVIDERS % f"[{{{GOOD}}}, {{{GOOD}}}]", "another provider is called c too"),
+        (PROVIDERS % f"[{{{GOOD}}}, {{{GOOD}}}]", "another provider already has the name c"),
         (PROVIDERS % "[{name: c, model: m}]", "providers[0].base-url must be a text"),
         (PROVIDERS % f"[{{{GOOD}, key: x}}]", "providers[0] has no 'key'"),
         (PROVIDERS % f"[{{{GOOD}, api-key-env: NOT_SET_ANYWHERE}}]", "NOT_SET_ANYWHERE must hold the provider's key"),
         (PROVIDERS % f"[{{{GOOD}, timeout: 0.9}}]", "must be from 1 to 3600 seconds, not 0.9"),
         (PROVIDERS % f"[{{{GOOD}, timeout: 3601}}]", "must be from 1 to 3600 seconds, not 3601"),
-        (PROVIDERS.replace("name: a}", "name: c}") % f"[{{{GOOD}}}]", "c is the name of a model too"),
+        (PROVIDERS.replace("name: a}", "name: c}") % f"[{{{GOOD}}}]", "c is also the name of a model"),
         *(
             (PROVIDERS % f'[{{name: c, model: m, base-url: "{url}"}}]', "without a key in it")
             for url in ("ftp://c/v1", "c/v1", "http://", "http://u:p@c/v1", "http://c/v1?key=1", "http://c:x/v1")

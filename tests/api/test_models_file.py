@@ -74,7 +74,7 @@ def test_a_plain_file_of_options_is_one_model(read: Any) -> None:
         ("models: []", "models must be a list of 1 to 16 models"),
         ("models: {a: 1}", "models must be a list of 1 to 16 models"),
         ("models: [" + ", ".join(["{model: a}"] * 17) + "]", "models must be a list of 1 to 16 models"),
-        ("models: [org/small]", "models[0] must hold options, such as 'model: org/name', not 'org/small'"),
+        ("models: [org/small]", "models[0] must contain options, such as 'model: org/name', not 'org/small'"),
         ("models: [{model: a, thread: 1}]", "models[0]: unknown option --thread. Did you mean --threads?"),
         ("models: [{model: a}, {model: b, threads: x}]", "models[1]: --threads: must be a whole number"),
         ("models: [{model: a, threads: -1}]", "models[0]: --threads must be at least"),

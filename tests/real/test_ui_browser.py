@@ -345,7 +345,7 @@ def test_mistakes_and_stops_in_the_playground(live: Live, open_page: Open) -> No
     page.select_option("#ask-model", "tiny")
     live.async_engine.fail_after = (2, ValueError("broken"))
     page.click("#ask-go")
-    expect(page.locator("#ask-usage")).to_contain_text("The server made an error")
+    expect(page.locator("#ask-usage")).to_contain_text("Internal server error")
     expect(page.locator("#ask-go")).to_be_enabled()
 
 

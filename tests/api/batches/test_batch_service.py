@@ -259,7 +259,7 @@ def test_a_batch_that_is_cancelled_keeps_what_is_answered(
     batch = begin(client, *map(line, range(2)), *(line(number, seed=1) for number in range(2, 9)))
     wait_until(lambda: live.async_engine.gate is not None)
     assert client.batches.retrieve(batch.id).status == "in_progress"
-    with pytest.raises(openai.BadRequestError, match="cancel it first"):
+    with pytest.raises(openai.BadRequestError, match="cancel the batch first"):
         client.files.delete(batch.input_file_id)
     assert client.batches.cancel(batch.id).status in ("cancelling", "cancelled")
     done = ended(client, batch)

@@ -104,7 +104,7 @@ def test_replicas_are_for_admins(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert "replica-3" in said.out
         assert (
             said.err
-            == "rootgraft fleet status: The server returned HTTP 403: This needs a key with the scope 'admin'.\n"
+            == "rootgraft fleet status: The server returned HTTP 403: This needs an API key with the scope 'admin'.\n"
         )
 
 

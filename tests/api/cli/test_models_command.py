@@ -48,7 +48,7 @@ def test_the_server_s_refusal_is_told_in_a_line(run: Any) -> None:
     code, told = run("list", key="wrong")
     assert code == 1 and "The server returned HTTP 401: The API key is missing or wrong" in told
     code, told = run("promote sql@3f2a9c")
-    assert code == 1 and "HTTP 400: This server has no catalogue of models" in told and told.count("\n") == 1
+    assert code == 1 and "HTTP 400: This server has no model catalogue" in told and told.count("\n") == 1
     code, told = run("remove tiny")
     assert code == 1 and "tiny is the only base model" in told
 

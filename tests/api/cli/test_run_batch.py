@@ -209,7 +209,7 @@ def test_files_that_are_none(live: Live, tmp_path: Path, capsys: pytest.CaptureF
     assert run(live, tmp_path / "none", out) == 1
     write(out, "not an answer of ours")
     assert run(live, given, out) == 1
-    assert "line 1: is no answer; the file is left alone" in capsys.readouterr().err
+    assert "line 1: not an answer; the file is left unchanged" in capsys.readouterr().err
     assert out.read_text() == "not an answer of ours\n"
     for content in (line(0), "x", '{"id": "batch_req_1"'):
         out.write_text(content)

@@ -343,8 +343,8 @@ async def test_a_tenant_has_few_downloads_and_waiting_requests_at_a_time(
     server = serve("hf", LOCAL)
     waiting = [asyncio.create_task(server.ask(NAME)) for _ in range(2)]
     await until(lambda: bool(server.state.models.remote.downloads()))
-    assert "1 adapters are being downloaded already" in (await server.ask("acme/second")).text
-    assert "2 requests wait for adapters already" in (await server.ask(NAME)).text
+    assert "1 adapters are already being downloaded" in (await server.ask("acme/second")).text
+    assert "2 requests already wait for adapters" in (await server.ask(NAME)).text
     other = asyncio.create_task(server.ask("acme/second", "b"))  # another tenant is not held up
     await until(lambda: len(server.state.models.remote.downloads()) == 2)
     event.set()
@@ -359,10 +359,10 @@ async def test_a_tenant_loads_as_many_as_it_leaves(hub: HubStub, serve: Any) -> 
     server = serve("hf", LOCAL, most_names=4)
     of_a = [asyncio.create_task(server.ask(name)) for name in names[:2]]
     await until(lambda: len(server.state.models.remote.downloads()) == 2)
-    assert "2 adapters are being downloaded already" in (await server.ask(names[2])).text
+    assert "2 adapters are already being downloaded" in (await server.ask(names[2])).text
     of_b = asyncio.create_task(server.ask(names[3], "b"))
     await until(lambda: len(server.state.models.remote.downloads()) == 3)
-    assert "1 adapters are being downloaded already" in (await server.ask(names[4], "b")).text
+    assert "1 adapters are already being downloaded" in (await server.ask(names[4], "b")).text
     event.set()
     assert {each.status_code for each in await asyncio.gather(*of_a, of_b)} == {200}
 

@@ -131,7 +131,7 @@ def test_a_renewed_certificate_is_loaded_and_a_broken_one_is_not(
         wait_until(lambda: served_until(port, pki.ca_file) != first)
         second = served_until(port, pki.ca_file)
         Path(options["ssl_certfile"]).write_text("nothing")
-        wait_until(lambda: "the certificate is not renewed" in caplog.text)
+        wait_until(lambda: "the certificate was not reloaded" in caplog.text)
         assert served_until(port, pki.ca_file) == second
         interrupt()
 
@@ -193,7 +193,7 @@ async def test_a_file_that_goes_while_it_is_read_does_not_end_the_renewal(
     pki.issue("server", days=60)
     while raising.call_count < 3:
         await asyncio.sleep(0.001)
-    assert context.loaded is before and caplog.text.count("is not renewed: gone") == 1
+    assert context.loaded is before and caplog.text.count("was not reloaded: gone") == 1
     monkeypatch.setattr(tls, "_load_files", load)
     while context.loaded is before:
         await asyncio.sleep(0.001)
@@ -219,13 +219,13 @@ def der(pki: Pki, options: dict[str, str]) -> dict[str, str]:
         (lambda pki, options: options | {"ssl_certfile": str(pki.folder / "none.crt")}, r"--ssl-certfile: .*none\.crt cannot be read: No such file"),
         (lambda pki, options: options | {"ssl_keyfile": str(pki.folder / "none.key")}, r"--ssl-keyfile: .*none\.key cannot be read: No such file"),
         (lambda pki, options: options | {"ssl_keyfile": pki.issue("other")["ssl_keyfile"]}, r"--ssl-keyfile: the key in .*other\.key is not the one of"),
-        (lambda pki, options: options | {"ssl_keyfile": str(pki.ca_file)}, r"--ssl-keyfile: .*ca\.pem holds no private key .* Try: openssl pkey"),
-        (lambda pki, options: {"ssl_certfile": options["ssl_certfile"]}, r"server\.crt holds no private key, so --ssl-keyfile must"),
+        (lambda pki, options: options | {"ssl_keyfile": str(pki.ca_file)}, r"--ssl-keyfile: .*ca\.pem contains no PEM private key .* Try: openssl pkey"),
+        (lambda pki, options: {"ssl_certfile": options["ssl_certfile"]}, r"server\.crt contains no private key: give its file with --ssl-keyfile"),
         (locked, r"locked\.key is locked with a passphrase\. Try: openssl pkey -in .*locked\.key"),
-        (der, r"server\.der holds no certificate in PEM\. Try: openssl x509 -inform der"),
+        (der, r"server\.der contains no PEM certificate\. Try: openssl x509 -inform der"),
         (lambda pki, options: pki.issue("old", days=-1), r"clients will refuse .*old\.crt: certificate has expired"),
-        (lambda pki, options: options | {"ssl_ca_certs": options["ssl_keyfile"], "ssl_cert_reqs": 2}, r"--ssl-ca-certs: .*server\.key holds no certificate"),
-        (lambda pki, options: options | {"ssl_ciphers": "NOTHING"}, r"--ssl-ciphers: OpenSSL knows no cipher in NOTHING"),
+        (lambda pki, options: options | {"ssl_ca_certs": options["ssl_keyfile"], "ssl_cert_reqs": 2}, r"--ssl-ca-certs: .*server\.key contains no PEM certificate"),
+        (lambda pki, options: options | {"ssl_ciphers": "NOTHING"}, r"--ssl-ciphers: OpenSSL has none of the ciphers in NOTHING"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_certificate_is_told_before_anything_starts(
@@ -300,7 +300,7 @@ def test_files_in_the_place_of_a_socket(tmp_path: Path) -> None:
     kept = tmp_path / "notes.txt"
     kept.write_text("mine")
     for path, fault in (
-        (kept, r"notes\.txt exists and is no socket"),
+        (kept, r"notes\.txt exists and is not a socket"),
         (tmp_path / "none" / "s", "No such file or directory"),
         (tmp_path / ("x" * 200), "AF_UNIX path too long"),
     ):

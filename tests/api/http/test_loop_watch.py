@@ -46,7 +46,7 @@ def test_a_loop_that_hangs_is_ended_by_a_thread_which_says_where(blocks: str) ->
     process = start(blocks, "1", NEVER)
     out, error = process.communicate(timeout=HANG_SECONDS)
     assert (process.returncode, out) == (70, "begun\nending \n")
-    assert "The event loop gives no sign of life for 1 s: the process ends. It is at:" in error
+    assert "The event loop has hung for 1 s: ending the process. Its stack:" in error
     assert "in main" in error
 
 

@@ -224,7 +224,7 @@ def test_a_changed_model_takes_its_catalogue_over(
 
     with caplog.at_level(logging.ERROR):
         asyncio.run(job())
-    told = [record.getMessage().removeprefix("a model is not served as the file says: ") for record in caplog.records]
+    told = [record.getMessage().removeprefix("cannot serve a model of the file: ") for record in caplog.records]
     assert told[0] == "models[0]: The model is broken." and len(told) == 2
     assert "sql gets requests and cannot be loaded: It is no adapter of this model." in told[1]
 
@@ -272,9 +272,9 @@ def test_what_is_wrong_leaves_the_models_as_they_are(worlds: Any, caplog: pytest
         asyncio.run(job())
     told = [record.getMessage() for record in caplog.records]
     assert told == [
-        "the models stay as they are: models[0]: unknown option --thread.",
-        "a model is not served as the file says: models[0]: The model is broken.",
-        "the models stay as they are: the file holds no list of models any more.",
+        "the models are not changed: models[0]: unknown option --thread.",
+        "cannot serve a model of the file: models[0]: The model is broken.",
+        "the models are not changed: the file no longer has a list of models.",
     ]
 
 

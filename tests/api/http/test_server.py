@@ -211,7 +211,7 @@ def test_a_models_file_is_read_again_after_a_signal_while_its_models_load(
             assert server.serve_models([model], read_again) == 0
     finally:
         script.finish()
-    assert caplog.text.count("the models stay as they are: It holds a mistake.") == 2
+    assert caplog.text.count("the models are not changed: It holds a mistake.") == 2
 
 
 def test_draining_finishes_a_response_that_nobody_waits_for(engine: Engine) -> None:
@@ -278,7 +278,7 @@ def test_what_does_not_finish_gets_an_error(engine: Engine, how: str, caplog: py
     timeout = 0.25 if how == "time is up" else 600
     with caplog.at_level(logging.INFO, logger="rootgraft.server"):
         assert run(steps, shutdown_timeout=timeout) == server.EXIT_CUT_OFF == 1
-    assert f"finishing 1 request, at most {timeout:g} s; a second signal cuts off what runs" in caplog.messages
+    assert f"finishing 1 request, for at most {timeout:g} s; a second signal aborts them" in caplog.messages
     assert "cutting off 1 request" in caplog.messages
     [reply] = replies
     assert isinstance(reply, httpx.HTTPError) or reply.json()["error"]["code"] == "engine_dead"

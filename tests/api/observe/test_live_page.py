@@ -140,7 +140,7 @@ def test_a_long_step_shows_the_snapshot_of_before(live: Live, monkeypatch: pytes
     gate = live.client.gate = asyncio.Event()
     with live.http() as http:
         told = http.get("/ui/state").json()
-        assert told["engine"] is None and "in a step of more than" in told["waiting"]
+        assert told["engine"] is None and "has taken more than" in told["waiting"]
         assert told["server"]["model"] == "tiny" and "failures" in told["requests"], "all else is told meanwhile"
         live.loop.call_soon_threadsafe(gate.set)
         wait_until(lambda: http.get("/ui/state").json()["waiting"] is None)

@@ -86,8 +86,8 @@ def test_calls_without_ids_take_unknown_ones_in_their_order() -> None:
     ("ids", "number", "text"),
     [
         (["zzz"], 0, "names 'zzz', but there is no such call before it"),
-        (["a", "a"], 1, "names 'a', a call that has its result already"),
-        (["b", "a", "b"], 2, "names 'b', a call that has its result already"),
+        (["a", "a"], 1, "names 'a', a call that already has a result"),
+        (["b", "a", "b"], 2, "names 'b', a call that already has a result"),
         (["a", "x" * 200], 1, f"names '{'x' * 128}', but there is no such call before it"),
     ],
 )

@@ -92,7 +92,7 @@ def test_what_is_wrong_with_a_count_is_said(live: Live, fields: dict[str, Any], 
 
 
 def test_conversations_are_not_compacted(live: Live) -> None:
-    with live.openai() as client, pytest.raises(openai.NotFoundError, match="nothing is left out") as caught:
+    with live.openai() as client, pytest.raises(openai.NotFoundError, match="never shortens") as caught:
         client.responses.compact(model="tiny", input="hi")
     assert caught.value.code == "unknown_url"
 
@@ -166,7 +166,7 @@ def test_what_a_stored_response_cannot_be_asked_for(live: Live) -> None:
     with live.openai() as client:
         made = client.responses.create(**ASKED)
         for ask in (client.responses.retrieve, client.responses.input_items.list):
-            with pytest.raises(openai.BadRequestError, match="settled when it is made") as caught:
+            with pytest.raises(openai.BadRequestError, match="fixed when the response is created") as caught:
                 ask(made.id, include=["message.output_text.logprobs"])
             assert (caught.value.param, caught.value.code) == ("include", "unsupported_parameter")
         with pytest.raises(openai.APIStatusError, match="are not kept") as lost:
@@ -185,7 +185,7 @@ def test_the_items_of_a_response_page_by_page(live: Live) -> None:
         latest = client.responses.input_items.list(second.id, limit=3)
         assert [item.id for item in latest.data] == [item.id for item in reversed(items[-3:])]
         assert [item.type for item in items] == ["message"] * 7
-        with pytest.raises(openai.BadRequestError, match="names no item"):
+        with pytest.raises(openai.BadRequestError, match="must be the id of an item"):
             client.responses.input_items.list(second.id, after="msg_none")
 
 
@@ -228,10 +228,10 @@ def test_background_responses_of_a_tenant_leave_places_to_others(serve_with: Any
     live.async_engine.gate = asyncio.Event()
     with live.openai(api_key="first") as first, live.openai(api_key="second") as second:
         made = [client.responses.create(**ASKED, background=True) for client in (first, second)]
-        with pytest.raises(openai.RateLimitError, match="1 background responses with keys of yours"):
+        with pytest.raises(openai.RateLimitError, match="Your tenant already has 1 running background responses"):
             second.responses.create(**ASKED, background=True)
         live.state.stores.responses.jobs.most = 2
-        with pytest.raises(openai.InternalServerError, match="2 background responses are under way already"):
+        with pytest.raises(openai.InternalServerError, match="2 background responses are already running"):
             first.responses.create(**ASKED, background=True)
         first.responses.cancel(made[0].id)
         assert second.responses.retrieve(made[1].id).status == "queued"

@@ -77,7 +77,7 @@ def test_without_keys_all_calls_are_one_tenants(live: Live) -> None:
         with open_calls(rpc, 4):
             error = refused(rpc)
             assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert error.details() == "4 calls of yours are open: end one of them."
+            assert error.details() == "You already have 4 open calls: end one of them."
             assert ("retry-after", "5") in [tuple(each) for each in error.trailing_metadata()]
         assert ask(rpc) == "answer 0"
 

@@ -37,7 +37,7 @@ def test_events_are_read_from_behind_any_number() -> None:
     for after in range(-1, 40):
         log.check(after)
         assert asyncio.run(_all(log, after)) == b"".join(events[after + 1 :])
-    with pytest.raises(RequestError, match="beyond the last one, 39"):
+    with pytest.raises(RequestError, match="at most the last event, 39"):
         log.check(40)
 
 

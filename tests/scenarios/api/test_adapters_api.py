@@ -166,7 +166,7 @@ def test_load_replace_and_unload(client: openai.OpenAI, http: httpx.Client, fold
     assert "new" not in {card.id for card in client.models.list()}
 
 
-@pytest.mark.parametrize(("name", "told"), [("base", "'base' is the base model,"), ("alias", "also called base,")])
+@pytest.mark.parametrize(("name", "told"), [("base", "'base' is the base model"), ("alias", "also called base,")])
 def test_the_base_model_is_not_unloaded(client: openai.OpenAI, http: httpx.Client, name: str, told: str) -> None:
     refused = http.post("/v1/unload_lora_adapter", json={"lora_name": name})
     error = refused.json()["error"]

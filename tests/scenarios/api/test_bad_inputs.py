@@ -191,7 +191,7 @@ def test_all_methods_of_a_route_are_named(live: Live, method: str, path: str, me
     with live.http() as http:
         reply = http.request(method, path)
     message = check_error(reply, 405, None, "method_not_allowed")
-    assert message == f"There is no {method} of this route, which takes {methods}."
+    assert message == f"Method {method} is not allowed on this route; allowed: {methods}."
     assert reply.headers["allow"] == methods
 
 

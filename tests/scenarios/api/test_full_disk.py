@@ -168,7 +168,7 @@ def fill_under_a_batch(live: Live, client: openai.OpenAI, disk: SmallDisk, caplo
     disk.fill(leave=1)
     with caplog.at_level(logging.ERROR):
         live.loop.call_soon_threadsafe(gate.set)
-        wait_until(lambda: caplog.text.count("keeps an answer") == service_module.WORKERS)
+        wait_until(lambda: caplog.text.count("holds an answer") == service_module.WORKERS)
     assert client.batches.retrieve(batch.id).status == "in_progress"
     return batch
 
@@ -322,7 +322,7 @@ async def test_only_the_first_answers_wait_for_a_ledger_on_a_full_disk(
     assert waits == 2
     await ledger.close()
     assert requests_in(disk.path / "usage.db") == 201
-    assert caplog.text.count("cannot be written") == 1 and caplog.text.count("is written again") == 1
+    assert caplog.text.count("cannot be written") == 1 and caplog.text.count("can be written again") == 1
 
 
 async def test_a_ledger_that_is_only_slow_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

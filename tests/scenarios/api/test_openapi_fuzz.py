@@ -29,7 +29,7 @@ class NoAdapters:
     unload_adapter = list_adapters = load_adapter
 
 
-FORM_MISSED = "The answer does not have the form that was asked for."
+FORM_MISSED = "The answer does not match the requested format."
 SETTINGS = settings(
     max_examples=repeats(12),
     phases=[Phase.explicit, Phase.generate],

@@ -30,7 +30,7 @@ def test_beyond_the_bounds(count: int, limit: str) -> None:
 def test_a_models_file_is_refused_before_anything_starts() -> None:
     entry = ModelEntry("fleet.yaml: models[0]", {"model": "m"})
     model = ServedModel(entry, EngineConfig(model="m"), ServerConfig(gateways=2, host="256.0.0.1"))
-    with pytest.raises(ConfigError, match="--gateways serves one base model"):
+    with pytest.raises(ConfigError, match="--gateways can serve only one base model"):
         serve_models([model], lambda: [model])
 
 
