@@ -11,7 +11,6 @@ from torch.nn.functional import softplus
 from ...kernels import memory
 from ...kernels.ops import AnyLinear, AttentionParams, GroupedLinear, QuantisedLinear, RopeParams, StaticScales
 from ..checkpoint.model_config import ModelConfig, PerLayerInputs, QueryScaling, Rope
-from ..errors import ModelError
 from ..models.decoder import DecoderModel
 from ..models.decoder_layer import DecoderLayer
 from ..models.experts import BesideMlp
@@ -93,10 +92,8 @@ class LayerLoader:
         self.has_two_ropes = config.rope_switch is not None and max_positions > config.rope_switch
 
     def model(self, progress: LoadProgress) -> DecoderModel:
-        """Read the whole model, and report progress by layers. Raises ModelError if the device lacks a kernel."""
+        """Read the whole model, and report progress by layers."""
         config = self.config
-        if config.has_v_norm and self.weights.device.type == "cuda":
-            raise ModelError("Normed values are computed on a CPU alone: there is no GPU kernel yet. Try: --device cpu")
         embedding, head = self.embedding_and_head()
         progress.read(None)
         norms = [self.norm(self.norm_before(index)) for index in range(config.num_layers)]

@@ -31,7 +31,9 @@ PROMPTS = [[random.Random(row).randrange(VOCAB) for _ in range(length)] for row,
 
 
 def random_model(name: str, folder: Path) -> DecoderModel:
-    """Random weights in the shape of a family."""
+    """Random weights in the shape of a family; of Gemma 4, whose layers differ in size, in its own sizes."""
+    if name.startswith("gemma4"):
+        return load_model(save(name, folder), dtype=torch.float32, device=CPU, dummy=True)
     written = json.loads((save(name, folder) / "config.json").read_text())
     listed = [key for key in BY_LAYER if key != "mlp_layer_types" or name in OWN or name == "minimax_m3"]
     layers = {key: written[key][:2] for key in listed if written.get(key)}
@@ -48,6 +50,8 @@ RMS_NORMS = {"_rms_norm", "_rope_store_kv", "extend", "decode", "_gated_activati
     [
         *((name, RMS_NORMS) for name in ("llama", "qwen3", "gemma2", "gemma3", "smollm3_window")),
         *((name, RMS_NORMS) for name in ("olmo2", "glm4", "hunyuan", "granite_swa")),
+        ("gemma4", RMS_NORMS),
+        ("gemma4_same_values", RMS_NORMS - {"_gated_activation"}),  # whose MLP is too narrow for that
         ("gpt2", {"_layer_norm", "_rope_store_kv", "extend", "decode"}),
         ("nanochat", {"_rms_norm", "_rope_store_kv", "extend", "decode"}),
         *((name, LAYER_NORMS) for name in ("cohere_normed", "starcoder2", "bloom", "mpt")),

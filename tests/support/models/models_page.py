@@ -51,7 +51,7 @@ How weights are kept, by storage and device: [weight forms](../guide/weight-form
 
 {forms}
 
-On a GPU, norms of all query heads together (OLMo 2 and 3), layer norms of heads (Command R+), additions outside of norms, routing and the sum of a token's experts are plain torch; all else is Triton. Gemma 4 is refused there.
+On a GPU, norms of all query heads together (OLMo 2 and 3), layer norms of heads (Command R+), additions outside of norms, routing and the sum of a token's experts are plain torch; all else is Triton. Heads of more than 256 dimensions, those of Gemma 4's full layers, are attended to by plain torch, and steps are then not captured.
 
 Router and the shared expert's gate stay in the model's type under `--quantization`. Layers that predict further tokens (MTP modules of GLM-4.5, DeepSeek V3, MiMo, Ling 2, Qwen3-Next, Qwen 3.5 and 3.6) are loaded where `--speculative-config '{{"method": "mtp"}}'` drafts by them, on a CPU and from a folder, else not. Mixtures not in the table are refused by name.
 
