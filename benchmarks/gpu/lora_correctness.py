@@ -113,7 +113,7 @@ def _rotated_error(machine: Machine, dtype: torch.dtype) -> float:
     caches = machine.randn(2, 1, kv_heads, 16, dim, dtype=dtype)
     places = machine.ints(list(range(len(slots))), torch.int64)
     params = RopeParams(heads, kv_heads, machine.randn(16, dim, dtype=torch.float32))
-    wide, expected = qkv.float(), caches.double()
+    wide, expected = qkv.to(torch.float32, copy=True), caches.double()
     lora_reference.lora_shrink_expand(wide, x, None, table, segments)
     wanted = reference.rope_store_kv(wide.double(), places, places, expected[0], expected[1], params)
     shrunk = lora_shrink_beside(x, table, segments)
@@ -130,7 +130,7 @@ def _normed_error(machine: Machine, dtype: torch.dtype) -> float:
     assert segments is not None
     x, y = machine.randn(len(slots), width, dtype=dtype), machine.randn(len(slots), hidden, dtype=dtype)
     residual, weight = machine.randn(len(slots), hidden, dtype=torch.float32), machine.randn(hidden, dtype=dtype)
-    wide = y.float()
+    wide = y.to(torch.float32, copy=True)
     lora_reference.lora_shrink_expand(wide, x, None, table, segments)
     total = residual.double() + wide.double()
     wanted = total * torch.rsqrt(total.square().mean(1, keepdim=True) + 1e-5) * weight.double()
