@@ -26,4 +26,4 @@ def test_a_machine_without_memory_is_not_the_clients_fault(error: Exception, sta
     reply = reply_to(error)
     assert reply.status == status
     assert (error_code(error) == "server_overloaded") == (status == 503)
-    assert ("ask again" in reply.message) == ("retry-after" in reply.headers) == (status == 503)
+    assert ("try again" in reply.message) == ("retry-after" in reply.headers) == (status == 503)

@@ -140,7 +140,7 @@ def test_a_hangup_waits_until_the_server_can_read_the_file_again(
 def test_two_models_of_one_name(tmp_path: Path, capsys: Any, monkeypatch: Any, tiny_llama: Path) -> None:
     text = f"models: [{{model: {tiny_llama}}}, {{model: {tiny_llama}}}]"
     error = checked(tmp_path, capsys, monkeypatch, text)
-    assert f"models[1].served-model-name: models[0] has the name {tiny_llama.name} too" in error
+    assert f"models[1].served-model-name: models[0] also has the name {tiny_llama.name}" in error
     assert error.count("\n") == 1
 
 
@@ -155,11 +155,11 @@ def test_a_digest_that_does_not_match(tmp_path: Path, capsys: Any, monkeypatch: 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[{model: a, served-model-name: x}, {model: b, served-model-name: [y, x]}]", "models[0] has the name x too"),
+        ("[{model: a, served-model-name: x}, {model: b, served-model-name: [y, x]}]", "models[0] also has the name x"),
         ("[{model: a, served-model-name: x}, {model: b, served-model-name: y, enable-lora: true, lora-modules: [x=p]}]",
-         "models[1].lora-modules: models[0] has the name x too"),
+         "models[1].lora-modules: models[0] also has the name x"),
         ("[{model: a, enable-lora: true, model-catalog: c.db}, {model: b, enable-lora: true, model-catalog: c.db}]",
-         "models[1].model-catalog: models[0] has the catalogue c.db too"),
+         "models[1].model-catalog: models[0] also has the catalogue c.db"),
     ],
 )  # fmt: skip
 def test_what_two_models_cannot_share(read: Any, text: str, message: str) -> None:

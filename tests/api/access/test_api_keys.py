@@ -117,7 +117,7 @@ def test_what_is_no_file_of_keys(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.json cannot be read: No such file or directory\. Try: rootgraft key"):
         read_keys(tmp_path / "none.json")
     (tmp_path / "a.toml").write_bytes(b"\xff")
-    with pytest.raises(ConfigError, match=r"a\.toml cannot be read: it is not text in UTF-8\.$"):
+    with pytest.raises(ConfigError, match=r"a\.toml cannot be read: it is not UTF-8 text\.$"):
         read_keys(tmp_path / "a.toml")
     with pytest.raises(ConfigError, match="cannot be read"):
         make_state(ServerConfig(api_key_file=str(tmp_path / "none.json")))

@@ -63,7 +63,7 @@ def test_what_is_wrong_changes_nothing(path: Path) -> None:
     add_key(path, "one", {})
     before = path.read_bytes()
     for change, message in (
-        (lambda: add_key(path, "one", {}), "has a key one already"),
+        (lambda: add_key(path, "one", {}), "already has a key one"),
         (lambda: add_key(path, "two", {"scopes": ["all"]}), r"keys\[1\]\.scopes\[0\]"),
         (lambda: add_key(path, "two", {"tokens_per_minute": 0}), r"keys\[1\]\.tokens_per_minute"),
         (lambda: rotate_key(path, "two"), "has no key two"),

@@ -32,7 +32,7 @@ def test_requests_per_minute() -> None:
     limits.reserve(key, 5)
     assert refused(lambda: limits.reserve(key, 5))[2] == 2
     clock.now = 3.8  # nine tenths of a request
-    with pytest.raises(Rejection, match="needs 1 where 0 are left"):
+    with pytest.raises(Rejection, match="needs 1, and 0 are left"):
         limits.reserve(key, 5)
     assert limits.headers(key)["x-ratelimit-remaining-requests"] == "0"
     clock.now = 1e6

@@ -74,7 +74,7 @@ def test_answers_wait_for_room_and_take_none_of_others(tmp_path: Path, monkeypat
         batch = begin(mine, source)
         wait_until(lambda: waits(mine, batch))
         told = mine.batches.retrieve(batch.id)
-        assert told.status == "in_progress" and "make" in told.errors.data[0].message
+        assert told.status == "in_progress" and "must free" in told.errors.data[0].message
         owner = live.state.limits.keys.find(b"one").tenant
         assert 0 < batches.files.answers.held(owner) <= ROOM
         with pytest.raises(openai.APIStatusError) as refused:

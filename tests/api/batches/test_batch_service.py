@@ -186,7 +186,7 @@ def test_files_expire(live: Live, client: openai.OpenAI) -> None:
         ([line(0, "/v1/completions", prompt="x")], "invalid_request", 1, "url /v1/chat/completions"),
         ([line(0, stream=True)], "invalid_request", 1, "does not ask for a stream"),
         ([line(0, background=True)], "invalid_request", 1, "or a background response"),
-        ([line(0), padded(line(1), MAX_LINE + 1)], "invalid_request", 2, f"longer than the {MAX_LINE} bytes"),
+        ([line(0), padded(line(1), MAX_LINE + 1)], "invalid_request", 2, f"longer than the limit of {MAX_LINE} bytes"),
         ([named("x" * (MAX_CUSTOM_ID + 1))], "invalid_request", 1, f"at most {MAX_CUSTOM_ID} characters"),
         ([deep(100_000)], "invalid_request", 1, "is no JSON object"),
         ([line(0).replace('"body": {', '"body": {"x": NaN, ')], "invalid_request", 1, "is no JSON object"),

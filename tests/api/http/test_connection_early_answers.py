@@ -124,7 +124,7 @@ CLIENTS = [
 @pytest.mark.parametrize("ask", CLIENTS)
 def test_clients_read_the_413(strict: Live, ask: Ask, chunked: bool) -> None:
     status, body = ask(strict.url + PATH, SIZE, chunked)
-    assert status == 413 and f"at most {LIMIT} bytes" in body["error"]["message"]
+    assert status == 413 and f"the limit is {LIMIT} bytes" in body["error"]["message"]
 
 
 @pytest.mark.parametrize("path", ["/nope", "/health", "/v1/models"])
@@ -135,7 +135,7 @@ def test_clients_read_answers_of_routes_without_a_body(strict: Live, path: str) 
 
 def test_the_openai_client_reads_it(strict: Live) -> None:
     with strict.openai(api_key="right") as client:
-        with pytest.raises(openai.APIStatusError, match=f"at most {LIMIT} bytes") as told:
+        with pytest.raises(openai.APIStatusError, match=f"the limit is {LIMIT} bytes") as told:
             client.completions.create(model="tiny", prompt="x" * SIZE)
         assert told.value.status_code == 413
         assert client.completions.create(model="tiny", prompt="x").choices[0].text == "answer 0"

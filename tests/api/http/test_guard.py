@@ -209,7 +209,7 @@ def test_a_body_that_does_not_come(live: Live, monkeypatch: pytest.MonkeyPatch) 
             b'Content-Length: 100\r\n\r\n{"prompt": '
         )
         reply = read_all(sock)
-    assert b" 408 " in reply.partition(b"\r\n")[0] and b"did not come within" in reply
+    assert b" 408 " in reply.partition(b"\r\n")[0] and b"did not arrive within" in reply
 
 
 @pytest.mark.parametrize(

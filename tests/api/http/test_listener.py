@@ -218,7 +218,7 @@ def der(pki: Pki, options: dict[str, str]) -> dict[str, str]:
     [
         (lambda pki, options: options | {"ssl_certfile": str(pki.folder / "none.crt")}, r"--ssl-certfile: .*none\.crt cannot be read: No such file"),
         (lambda pki, options: options | {"ssl_keyfile": str(pki.folder / "none.key")}, r"--ssl-keyfile: .*none\.key cannot be read: No such file"),
-        (lambda pki, options: options | {"ssl_keyfile": pki.issue("other")["ssl_keyfile"]}, r"--ssl-keyfile: the key in .*other\.key is not the one of"),
+        (lambda pki, options: options | {"ssl_keyfile": pki.issue("other")["ssl_keyfile"]}, r"--ssl-keyfile: the key in .*other\.key does not match the certificate"),
         (lambda pki, options: options | {"ssl_keyfile": str(pki.ca_file)}, r"--ssl-keyfile: .*ca\.pem contains no PEM private key .* Try: openssl pkey"),
         (lambda pki, options: {"ssl_certfile": options["ssl_certfile"]}, r"server\.crt contains no private key: give its file with --ssl-keyfile"),
         (locked, r"locked\.key is locked with a passphrase\. Try: openssl pkey -in .*locked\.key"),

@@ -169,7 +169,7 @@ def test_what_a_stored_response_cannot_be_asked_for(live: Live) -> None:
             with pytest.raises(openai.BadRequestError, match="fixed when the response is created") as caught:
                 ask(made.id, include=["message.output_text.logprobs"])
             assert (caught.value.param, caught.value.code) == ("include", "unsupported_parameter")
-        with pytest.raises(openai.APIStatusError, match="are not kept") as lost:
+        with pytest.raises(openai.APIStatusError, match="are not stored") as lost:
             client.responses.retrieve(made.id, stream=True)
         assert (lost.value.status_code, lost.value.code) == (410, "events_not_kept")
 

@@ -257,7 +257,7 @@ def test_results_go_back_to_their_calls(live: Live, client: ollama.Client) -> No
     assert [(each["role"], each["content"]) for each in shown[2:]] == [("tool", "rain"), ("tool", "pong")]
     assert [each["name"] for each in shown[2:]] == ["weather", "ping"]
     twice = [*HI, asked, {"role": "tool", "tool_name": "ping", "content": "x"}, results[0]]
-    with pytest.raises(ollama.ResponseError, match="belongs to no call of 'ping'"):
+    with pytest.raises(ollama.ResponseError, match="does not match a call of 'ping'"):
         client.chat("tiny", twice)
 
 

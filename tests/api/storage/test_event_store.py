@@ -118,7 +118,7 @@ def test_a_reader_of_a_log_that_is_dropped_gets_an_error() -> None:
         reader = asyncio.create_task(_all(log, -1))
         await asyncio.sleep(0)
         store.drop("a")
-        with pytest.raises(HTTPError, match="not kept"):
+        with pytest.raises(HTTPError, match="not stored"):
             await reader
 
     log.append(b"x")

@@ -125,7 +125,7 @@ def test_an_engine_s_events_say_what_is_in_its_tree(tmp_path: Path, sockets: Any
     [
         ("on", "must be JSON such as"),
         ("[]", "must be JSON such as"),
-        ('{"port": 1}', "has no 'port'; it has enable_kv_cache_events, publisher"),
+        ('{"port": 1}', "has no key 'port'; its keys are enable_kv_cache_events, publisher"),
         ('{"enable_kv_cache_events": 1}', "enable_kv_cache_events must be true or false, not 1"),
         ('{"publisher": "kafka"}', 'publisher must be zmq or null, not "kafka"'),
         ('{"hwm": 0}', "hwm must be 1 to 1048576, not 0"),

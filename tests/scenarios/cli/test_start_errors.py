@@ -196,7 +196,7 @@ def test_a_pool_beyond_the_memory_is_told_before_the_port_is_open(
     monkeypatch.setattr(serve_command, "EnginePreload", None)  # no process is started
     assert main(["serve", "models/none", "--device", "cpu", "--kv-cache-memory", "99999"]) == 1
     told = capsys.readouterr().err
-    assert re.search(r"--kv-cache-memory 99999 .* is more than the memory .* Try: .* --kv-cache-memory \d", told)
+    assert re.search(r"--kv-cache-memory 99999 .* is more than the .* of memory .* Try: .* --kv-cache-memory \d", told)
 
 
 def test_a_folder_of_adapters_that_is_not_there_is_named(tiny_llama: Path, tmp_path: Path) -> None:
