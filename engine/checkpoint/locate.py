@@ -384,9 +384,11 @@ def _run_watched(command: list[str], env: dict[str, str], folder: Path, output: 
 def _bytes_below(folder: Path) -> int:
     """Return the size in bytes of the largest file below ``folder``; files may appear and vanish meanwhile."""
     largest = 0
-    for path in folder.rglob("*"):
-        with suppress(OSError):
-            largest = max(largest, path.lstat().st_size)
+    # Unlike ``Path.rglob`` up to Python 3.12, this passes over folders that vanish.
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                largest = max(largest, Path(parent, name).lstat().st_size)
     return largest
 
 

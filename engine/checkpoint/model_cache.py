@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -118,10 +119,18 @@ def _packaged_models() -> Iterator[CachedModel]:
             )
 
 
+def _files_below(folder: Path) -> Iterator[os.stat_result]:
+    """Yield the files below a folder, which another process may change meanwhile."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                yield os.stat(Path(parent, name))
+
+
 def _bucket_models() -> Iterator[CachedModel]:
     cache = cache_folder()
     for copy in bucket_copies(cache):
-        files = [each.stat() for each in copy.folder.rglob("*") if each.is_file()]
+        files = list(_files_below(copy.folder))
         kind, fault = "", "its download has not ended: rootgraft pull fetches the rest"
         if copy.path is not None:
             kind, fault = _gguf(copy.path) if copy.path.is_file() else _describe(copy.model, copy.path)[1:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import hashlib
 import json
@@ -196,6 +197,36 @@ def test_two_at_once_download_once(index: Index, cache: Path) -> None:
     assert index.downloads == 1
     assert "Waiting for another download" in waits
     assert visible(cache) == WHOLE
+
+
+def test_the_size_of_what_vanishes_meanwhile_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip makes and removes temporary folders while their size shows the progress."""
+    (tmp_path / "kept").write_bytes(bytes(10_000))
+    passing = tmp_path / "passing"
+    scandir = os.scandir
+
+    class Listing(contextlib.AbstractContextManager):
+        """Entries of a folder; one of those of the first folder is gone once they are listed."""
+
+        def __init__(self, folder: str | Path) -> None:
+            if Path(folder) == tmp_path:
+                passing.mkdir()
+            with scandir(folder) as entries:
+                self.entries = iter(list(entries))
+            if Path(folder) == tmp_path:
+                passing.rmdir()
+
+        def __iter__(self) -> Iterator[os.DirEntry[str]]:
+            return self.entries
+
+        def __next__(self) -> os.DirEntry[str]:
+            return next(self.entries)
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr(os, "scandir", Listing)
+    assert locate._bytes_below(tmp_path) == 10_000
 
 
 def test_an_interrupted_download_leaves_nothing(index: Index, cache: Path) -> None:
