@@ -229,7 +229,7 @@ def test_faults_of_a_body_are_named_up_to_a_number(live: Live) -> None:
             body = {"messages": HI, **{f"f{number}": 1 for number in range(MAX_FAULTS + more)}}
             reply = http.post(CHAT, json=body)
             check_error(reply, 400, None if more else "f0", "invalid_value" if more else "unknown_parameter")
-            assert not more or f"has {MAX_FAULTS + 1} faults" in reply.json()["error"]["message"]
+            assert not more or f"has {MAX_FAULTS + 1} errors" in reply.json()["error"]["message"]
 
 
 def test_of_a_long_value_the_beginning_is_quoted(live: Live) -> None:

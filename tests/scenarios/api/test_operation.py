@@ -60,7 +60,7 @@ def test_while_the_model_is_loading() -> None:
     for live in serve(state):
         assert statuses(live) == (503, 503, 503)
         with live.http() as http:
-            assert "loaded" in http.get("/health").json()["error"]["message"]
+            assert "loading" in http.get("/health").json()["error"]["message"]
             reply = http.post("/v1/completions", json={"prompt": "x"})
             assert reply.status_code == 503 and reply.json()["error"]["code"] == "server_overloaded"
             assert http.get("/v1/models").json() == {"object": "list", "data": []}  # its name is not known yet

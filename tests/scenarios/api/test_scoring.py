@@ -34,6 +34,7 @@ class Tokens:
     has_chat_template = False
     special_ids: frozenset[int] = frozenset()
     eos_ids: tuple[int, ...] = ()
+    bos_id: int | None = None
     named_roles = frozenset[str]()
 
     def render_chat(self, messages: Any, **_: Any) -> str:
