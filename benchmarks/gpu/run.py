@@ -222,7 +222,6 @@ class Results:
 
 
 def main() -> None:
-    adopt_orphans()
     options = _options()
     results = Results(options.out)
     if options.here:
@@ -333,4 +332,5 @@ def _text(line: Line) -> str:
 
 
 if __name__ == "__main__":
+    adopt_orphans()
     main()
