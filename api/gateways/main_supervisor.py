@@ -143,11 +143,12 @@ class GatewaySupervisor:
         self._closing = True
         if self._timer is not None:
             self._timer.cancel()
+        gateways = dict(self._gateways)  # also those that end while this waits for the tasks
         self._tasks.cancel()
         await self._tasks.wait()
-        gateways = list(self._gateways.values())
+        gateways |= self._gateways
         try:
-            await self._end_all(gateways, reason)
+            await self._end_all(list(gateways.values()), reason)
         finally:
             self._processes.close()
 
@@ -202,10 +203,11 @@ class GatewaySupervisor:
             return
         self._num_lost += 1
         logger.warning("%s (process %d) is lost", gateway.name, gateway.process.pid)
-        self._tasks.begin(self._replace(gateway))
+        # Not in the task, which never runs if it is cancelled before its first step: the process would stay a zombie.
+        reaping = asyncio.get_running_loop().run_in_executor(None, _reap, gateway.process)
+        self._tasks.begin(self._replace(gateway, reaping))
 
-    async def _replace(self, gateway: MainConnection) -> None:
-        reaping = asyncio.create_task(asyncio.to_thread(_reap, gateway.process))
+    async def _replace(self, gateway: MainConnection, reaping: asyncio.Future[None]) -> None:
         if not gateway.serves:
             await asyncio.sleep(RETRY_SECONDS)
         while True:
@@ -216,7 +218,7 @@ class GatewaySupervisor:
                 # The system has no more processes or descriptors.
                 logger.error("no gateway can be started: %s", error)
                 await asyncio.sleep(RETRY_SECONDS)
-        await reaping
+        await asyncio.shield(reaping)
 
     def _tick(self) -> None:
         for gateway in tuple(self._gateways.values()):

@@ -112,6 +112,20 @@ async def test_none_outlives_its_supervisor(supervise: Callable[..., GatewaySupe
     assert supervisor.status().gateways == () and supervisor.status().num_lost == 0
 
 
+async def test_one_that_is_lost_right_before_the_end_leaves_no_zombie(
+    supervise: Callable[..., GatewaySupervisor],
+) -> None:
+    """Its successor is not begun: the task for that is cancelled before its first step."""
+    started = Started(SLEEPS)
+    supervisor = supervise(started)
+    await supervisor.start()
+    lost = next(iter(supervisor._gateways.values()))
+    lost.process.kill()
+    supervisor._lose(lost)
+    await supervisor.close("The server is shutting down.")
+    await until(lambda: all(process.returncode is not None for process in started.processes))
+
+
 async def test_one_that_cannot_be_started_is_tried_again(supervise: Callable[..., GatewaySupervisor]) -> None:
     faults = [OSError(11, "no more processes")] * 3
 

@@ -35,6 +35,7 @@ class Hosted:
     """A host in a thread, as in an actor, and its client."""
 
     def __init__(self, path: Path, config: EngineConfig = CONFIG, heartbeat_timeout: float = 30.0) -> None:
+        self._before = psutil.Process().children()  # of other tests, which may have ended without being taken note of
         token = secrets.token_bytes(TOKEN_BYTES)
         self.host = EngineHost("127.0.0.1", token)
         self.released = 0
@@ -60,9 +61,12 @@ class Hosted:
         self.released += 1
 
     def process(self) -> psutil.Process:
-        """Return the engine process, the only child of this process with that module."""
+        """Return the engine process, the only living child of this process with that module since the host was made."""
+        living = [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
         (found,) = [
-            each for each in psutil.Process().children() if any("engine_process" in part for part in each.cmdline())
+            each
+            for each in living
+            if each not in self._before and any("engine_process" in part for part in each.cmdline())
         ]
         return found
 
