@@ -1,6 +1,7 @@
 """CPU time of products with each form of weights, in turns, so that other load of the machine disturbs all alike.
 
     python -m benchmarks.weight_forms_cpu [--width 2048] [--outputs 4096] [--rounds 20] [--out FILE]
+    python -m benchmarks.weight_forms_cpu --forms "bfloat16,int8_weight_only,FP8 of rows,FP8 in blocks" --rounds 100
 
 Each form's weight is flushed from all caches before its product. The least processor time of the rounds counts, and
 its ratio to that of the form that it is to be as fast as: blocks with zero points (GPTQ, AWQ) to Q4_1, symmetric ones
@@ -88,9 +89,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--width", type=int, default=2048)
     parser.add_argument("--outputs", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--forms", help="names of forms, separated by commas; all by default")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
     layers, load = forms(options.width, options.outputs), os.getloadavg()
+    if options.forms:
+        layers = {name: layers[name] for name in options.forms.split(",")}
     times = {rows: least_times(layers, rows, options.rounds) for rows in ROWS}
     result = {
         "machine": platform.processor() or platform.machine(),
@@ -99,7 +103,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "shape": [options.outputs, options.width],
         "milliseconds": {rows: {name: round(1e3 * each, 3) for name, each in of.items()} for rows, of in times.items()},
         "times_the_peer": {
-            rows: {name: round(of[name] / of[peer], 2) for name, peer in PEERS.items()} for rows, of in times.items()
+            rows: {name: round(of[name] / of[peer], 2) for name, peer in PEERS.items() if {name, peer} <= of.keys()}
+            for rows, of in times.items()
         },
     }
     text = json.dumps(result, indent=1)

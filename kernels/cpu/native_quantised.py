@@ -258,6 +258,9 @@ class QuantisedKernels:
             )
         if not x.is_contiguous():
             x = x.contiguous()
+        is_widened = layer.format in (Format.WIDENED, Format.FLOAT8)
+        if is_widened and x.dtype is _BF16 and width % 2:
+            x = x.float()  # The op reads pairs of bf16, and the second row would begin within a pair.
         addresses = (
             x.data_ptr(),
             layer.weight.data_ptr(),
@@ -267,7 +270,7 @@ class QuantisedKernels:
         )
         sizes = (rows, layer.out_features, width)
         flags = (x.dtype is _BF16, out.dtype is _BF16, self._library.num_threads)
-        if layer.format in (Format.WIDENED, Format.FLOAT8):
+        if is_widened:
             groups = layer.planes if layer.format is Format.FLOAT8 else 0
             failed = self._widened_linear(_WIDENED.pack(*addresses, *sizes, *flags, groups))
         elif layer.widened is not None and x.dtype is layer.widened.weight.dtype:

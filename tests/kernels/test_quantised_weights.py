@@ -612,6 +612,36 @@ def test_the_largest_of_a_wide_product(threads, dynamic):
         assert found.column[sound].max() < 1003
 
 
+@pytest.mark.parametrize("level", [WITHOUT_AMX, "avx512", "avx2", "x86-64"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@given(
+    columns=st.integers(1, 200),
+    width=st.integers(1, 700),
+    rows=st.integers(1, 90),
+    some=st.integers(1, 90),
+    numbers=st.sampled_from(["integers", "FP8 of rows", "FP8 in blocks"]),
+    threads=st.integers(1, 3),
+)
+@settings(deadline=None, max_examples=20)
+def test_stored_bytes_of_any_shape(level, dtype, columns, width, rows, some, numbers, threads):
+    """Sums are scaled in fp32, an odd width is no exception, and a row has the same bits in every company."""
+    groups = -(-width // 128) if numbers == "FP8 in blocks" else 1
+    seeded = generator(columns * width + rows)
+    codes = torch.randint(0, 256, (columns, width), dtype=torch.uint8, generator=seeded)
+    codes[(codes & 127) == 127] = 1
+    scales = torch.rand(columns, groups, generator=seeded) * 1e-3
+    form, kind = (Format.WIDENED, torch.int8) if numbers == "integers" else (Format.FLOAT8, torch.float8_e4m3fn)
+    weight = codes.view(kind).float() * (scales.repeat_interleave(128, 1)[:, :width] if groups > 1 else scales)
+    kernels = Kernels(load_level(level))
+    packed = kernels.quantised.pack_bytes([codes], (columns, width), form, scales, None)
+    x = randn(rows, rows, width, dtype=dtype)
+    ops.set_threads(threads)
+    whole = kernels.quantised.linear(x, packed, torch.float32)
+    assert_near(whole, x.double() @ weight.double().T, x.double().abs() @ weight.double().abs().T)
+    few = min(some, rows)
+    assert torch.equal(kernels.quantised.linear(x[-few:].clone(), packed, torch.float32), whole[-few:])
+
+
 @pytest.mark.parametrize("level", [None, WITHOUT_AMX, "avx512", "avx2"])
 @pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

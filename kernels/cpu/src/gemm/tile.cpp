@@ -45,6 +45,43 @@ void run_tile(const Product& p) {
   p.c.store(sums);
 }
 
+template <class E, int MR, int NV>
+__attribute__((noinline)) void run_groups(const Product& p, const GroupFactors& factors) {
+  const uint32_t *a = p.a, *b = p.b;
+  const float* factor = factors.first;
+  const ptrdiff_t a_stride = p.a_stride, b_stride = p.b_stride;
+  for (ptrdiff_t first = 0; first < p.steps; first += factors.steps, factor += kWidth) {
+    const ptrdiff_t end = first + factors.steps < p.steps ? first + factors.steps : p.steps;
+    Floats sums[MR][NV];
+#pragma GCC unroll 8
+    for (int m = 0; m < MR; m++) {
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; v++) sums[m][v] = broadcast(0.0f);
+    }
+    for (ptrdiff_t k = first; k < end; k++) {
+      Words column[NV];
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; v++) column[v] = load_words(b + v * b_stride + k * kWidth);
+#pragma GCC unroll 8
+      for (int m = 0; m < MR; m++) {
+        const Words row = broadcast_word(load_as<uint32_t>(a + m * a_stride + k));
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; v++) sums[m][v] = E::dot(row, column[v], sums[m][v]);
+      }
+    }
+    auto* c = static_cast<float*>(p.c.first);
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; v++) {
+      const Floats scale = load(factor + v * factors.stride) * broadcast(factors.unit);
+#pragma GCC unroll 8
+      for (int m = 0; m < MR; m++) {
+        float* to = c + m * p.c.stride + v * kWidth;
+        store(to, first ? fma(sums[m][v], scale, load(to)) : sums[m][v] * scale);
+      }
+    }
+  }
+}
+
 }  // namespace
 
 template <class E>
@@ -56,6 +93,16 @@ void multiply_tile(const Product& product, int rows, int panels) {
 
 template void multiply_tile<Bf16>(const Product&, int, int);
 template void multiply_tile<Fp32>(const Product&, int, int);
+
+template <class E>
+void multiply_groups(const Product& product, const GroupFactors& factors, int rows, int panels) {
+  with_constant<kTileRows>(rows, [&](auto mr) {
+    with_constant<kTilePanels>(panels, [&](auto nv) { run_groups<E, mr.value, nv.value>(product, factors); });
+  });
+}
+
+template void multiply_groups<Bf16>(const Product&, const GroupFactors&, int, int);
+template void multiply_groups<Fp32>(const Product&, const GroupFactors&, int, int);
 
 }  // namespace rootgraft
 

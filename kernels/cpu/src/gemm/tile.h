@@ -52,6 +52,18 @@ constexpr int kTileRows = 3, kTilePanels = 1;  // 12 of 16 registers
 template <class E>
 void multiply_tile(const Product& product, int rows, int panels);
 
+// Factors of the columns of a product for each group of K: C = sum over groups of (A B of the group) * factors.
+struct GroupFactors {
+  const float* first;  // [panels][groups][16], panels this far apart
+  ptrdiff_t stride;
+  ptrdiff_t steps;  // words along K of a group
+  float unit;       // by which all factors are multiplied
+};
+
+// Likewise, into fp32 without c_scale.
+template <class E>
+void multiply_groups(const Product& product, const GroupFactors& factors, int rows, int panels);
+
 template <int N>
 using Constant = std::integral_constant<int, N>;
 

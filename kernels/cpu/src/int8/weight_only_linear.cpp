@@ -4,6 +4,7 @@
 // FP8 are scaled and rounded to bf16 before.
 #include <algorithm>
 #include <atomic>
+#include <memory>
 #include <new>
 #include <vector>
 
@@ -269,7 +270,7 @@ constexpr int direct_panels(int rows) { return rows <= kDirectPairRows ? 2 : 1; 
 // Number of panels from the sums of a row to those of the next one.
 constexpr int kSumPanels = std::max(kTilePanels, direct_panels(1));
 
-// Whether products with E4M3 do without words of E: if bf16 is multiplied as fp32, so are the numbers.
+// Whether bf16 is multiplied as fp32. Then E4M3 is not widened to words of E, as the products take fp32 anyway.
 #if defined(__AVX512BF16__)
 template <class E>
 constexpr bool kSkipsWords = false;
@@ -394,7 +395,7 @@ void store_tile(const WidenedLinear& op, const float* sums, int64_t row, int row
 template <class E, class To>
 void multiply_wide(const WidenedLinear& op, const uint32_t* wide, int64_t words, int64_t panel, int panels) {
   const int64_t steps = (op.width + E::kPerWord - 1) / E::kPerWord;
-  alignas(64) float sums[kMostRows * kSumPanels * kWidth], group_sums[kTileRows * kSumPanels * kWidth];
+  alignas(64) float sums[kMostRows * kSumPanels * kWidth];
   const auto product = [&](int row, int p) {
     return Product{op.x + row * steps, steps, wide + p * words, words, steps, {sums, kSumPanels * kWidth}, nullptr};
   };
@@ -411,20 +412,13 @@ void multiply_wide(const WidenedLinear& op, const uint32_t* wide, int64_t words,
     });
   }
 #endif
-  const int64_t group_steps = op.groups ? op.group_words() * (kWordBytes / E::kPerWord) : steps;
   for_tiles((int)op.rows, panels, [&](int row, int rows, int p, int count) {
-    if (!op.groups) multiply_tile<E>(product(row, p), rows, count);
-    for (int64_t group = 0; group < op.groups; group++) {
-      const int64_t first = group * group_steps;
-      const Product part{op.x + row * steps + first, steps, wide + p * words + first * kWidth, words,
-                         std::min(group_steps, steps - first), {group_sums, kSumPanels * kWidth}, nullptr};
-      multiply_tile<E>(part, rows, count);
-      for (int m = 0; m < rows; m++) {
-        for (int v = 0; v < count; v++) {
-          const int64_t at = (m * kSumPanels + v) * kWidth;
-          add_group<E>(op, panel + p + v, group, load(group_sums + at), sums + at);
-        }
-      }
+    if (op.groups) {
+      const GroupFactors factors = {op.scales + (panel + p) * op.groups * kWidth, op.groups * kWidth,
+                                    op.group_words() * (kWordBytes / E::kPerWord), kWidenedUnit<E>};
+      multiply_groups<E>(product(row, p), factors, rows, count);
+    } else {
+      multiply_tile<E>(product(row, p), rows, count);
     }
     put(row, rows, p, count);
   });
@@ -473,26 +467,49 @@ void multiply_direct(const WidenedLinear& op, int64_t panel, int64_t panel_end) 
 template <class E>
 bool is_direct(const WidenedLinear& op) {
   if (uses_amx<E>(op)) return false;
-  // Widening E4M3 twice takes longer than storing it once.
-  return op.rows <= (op.groups && kSkipsWords<E> ? kDirectRows : kMostDirectRows);
+  // As fp32, widening weights twice takes longer than storing them once.
+  return op.rows <= (kSkipsWords<E> ? kDirectRows : kMostDirectRows);
 }
 
+// Calls multiply_some(op, panel, panel_end) for all panels, on all threads.
 template <class E, class To>
-int run(const WidenedLinear& op) {
-  if (!op.rows) return 0;
+int run_panels(const WidenedLinear& op, void (*multiply_some)(const WidenedLinear&, int64_t, int64_t)) {
   const int64_t panels = (op.columns + kWidth - 1) / kWidth;
   const int threads = threads_for(op.rows * op.width * op.columns, kSmall, op.threads);
   const int64_t slices = slice_count(threads, op.rows, panels, kTileRows);
   std::atomic<bool> has_memory{true};
   parallel_items(threads, slices, [&](int64_t slice) {
     try {
-      const auto multiply_some = is_direct<E>(op) ? &multiply_direct<E, To> : &multiply_block<E, To>;
       multiply_some(op, panels * slice / slices, panels * (slice + 1) / slices);
     } catch (const std::bad_alloc&) {
       has_memory = false;
     }
   });
   return has_memory ? 0 : kNoMemory;
+}
+
+template <class E, class To>
+int run(const WidenedLinear& op) {
+  if (!op.rows) return 0;
+#if defined(__AVX2__) && !ROOTGRAFT_DOT_BF16
+  // bf16 is multiplied as fp32, so rows and weights are widened once for all tiles. The products are exact in both types.
+  if constexpr (E::kPerWord == Bf16::kPerWord) {
+    if (!is_direct<E>(op)) {
+      const int64_t count = op.rows * op.width;
+      const std::unique_ptr<float[]> rows(new (std::nothrow) float[count]);
+      if (!rows) return kNoMemory;
+      const auto* from = reinterpret_cast<const uint16_t*>(op.x);
+      parallel_ranges(threads_for(count, kSmall, op.threads), count, [&](int64_t i, int64_t end) {
+        for (; i + kWidth <= end; i += kWidth) store(rows.get() + i, Bf16::load(from + i));
+        for (; i < end; i++) rows[i] = Bf16::widen(from[i]);
+      });
+      WidenedLinear wide = op;
+      wide.x = reinterpret_cast<const uint32_t*>(rows.get()), wide.is_bf16 = false;
+      return run_panels<Fp32, To>(wide, &multiply_block<Fp32, To>);
+    }
+  }
+#endif
+  return run_panels<E, To>(op, is_direct<E>(op) ? &multiply_direct<E, To> : &multiply_block<E, To>);
 }
 
 }  // namespace
