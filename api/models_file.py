@@ -84,7 +84,7 @@ class ServedModel:
 
     @property
     def own_options(self) -> dict[str, Any]:
-        """Those options of the server that belong to this model."""
+        """The server's options that belong to this model."""
         return {name: getattr(self.server, name) for name in MODEL_OPTIONS}
 
 

@@ -28,7 +28,7 @@ _MANIFESTS = ", ".join(
 
 
 class ImageName(NamedTuple):
-    """Where an image is: the host of its registry, its repository there, and its tag."""
+    """Name of an image: the host of its registry, its repository there, and its tag."""
 
     registry: str
     repository: str

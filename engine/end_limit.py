@@ -37,5 +37,5 @@ class EndLimit:
 
     def _run(self) -> None:
         if not self._cancelled.wait(self._seconds):
-            write_last_line(f"{self._what} has not ended after {self._seconds:g} s: the process ends")
+            write_last_line(f"{self._what} has not ended after {self._seconds:g} s: ending the process")
             os._exit(self._code)

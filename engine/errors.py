@@ -100,7 +100,7 @@ class GrammarRefused(RequestError):
         subject = f"'{param}'" if param else "The grammar"
         shown = pointer if len(pointer) <= _LONGEST_POINTER else f"...{pointer[-_LONGEST_POINTER:]}"
         where = f" at {shown!r}" if shown else ""
-        super().__init__(f"{subject} cannot be promised: {keyword!r}{where}: {reason}.", param=param)
+        super().__init__(f"{subject} cannot be enforced: {keyword!r}{where}: {reason}.", param=param)
         self.keyword = keyword
         self.pointer = pointer
         self.reason = reason

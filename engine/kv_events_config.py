@@ -43,7 +43,8 @@ class KvEventsConfig:
             values = None
         if not isinstance(values, dict):
             raise ConfigError(f'{_OPTION} must be JSON such as {{"enable_kv_cache_events": true}}, not {text}.')
-        values.pop("max_queue_size", None)  # of vLLM's: batches are sent at once, none is queued
+        # Key of vLLM without effect here: batches are sent at once, and none is queued.
+        values.pop("max_queue_size", None)
         if unknown := sorted(values.keys() - {*cls.__slots__}):
             raise ConfigError(f"{_OPTION} has no key {unknown[0]!r}; its keys are {', '.join(cls.__slots__)}.")
         for name, value in values.items():

@@ -104,7 +104,10 @@ def check_parts(parts: Sequence[WeightedPart], field: str = "model") -> None:
     seen: set[str] = set()
     for part in parts:
         if part.name in seen:
-            raise RequestError(f"The adapter {quoted(part.name)} is named twice: add its weights.", param=field)
+            raise RequestError(
+                f"The adapter {quoted(part.name)} is given twice: give it once, with the sum of its weights.",
+                param=field,
+            )
         if not math.isfinite(part.weight) or abs(part.weight) > MAX_WEIGHT:
             raise RequestError(
                 f"The weight of the adapter {quoted(part.name)} must be from -{MAX_WEIGHT:g} to {MAX_WEIGHT:g}, "

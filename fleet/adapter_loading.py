@@ -48,7 +48,7 @@ async def load_on_all(clients: Callable[[], Iterable[ReplicaClient]], loaded: Lo
     digests = {client.adapters[loaded.version].digest for client in done if loaded.version in client.adapters}
     if len(digests) > 1:
         await _unload(done, loaded.version)
-        raise RequestError("The adapter's files changed while it was loaded: load it again.", param="path")
+        raise RequestError("The adapter's files changed while it was being loaded: load it again.", param="path")
     return digests.pop() if digests else ""
 
 
@@ -76,7 +76,7 @@ async def load_others(client: ReplicaClient, wanted: Callable[[], Mapping[str, L
             try:
                 await load(client, versions[version])
             except RequestError as error:
-                logger.warning("a replica goes without the adapter %s: %s", version, error)
+                logger.warning("a replica continues without the adapter %s: %s", version, error)
                 lacking.add(version)
         else:
             return frozenset(lacking & versions.keys())

@@ -219,7 +219,7 @@ class Dispatcher:
                 entries.append(self._journal.open(self._complete(submit)))
             is_full = len(self._held) + len(entries) > self._limits.most_held
             if is_full and all(info.draining for info in self.replicas.values()):
-                raise CapacityError(f"No replica is ready, and {len(self._held)} requests wait for one.")
+                raise CapacityError(f"No replica is ready, and {len(self._held)} requests are already waiting for one.")
         except BaseException:
             for entry in entries:
                 self._journal.close(entry)
@@ -369,7 +369,7 @@ class Dispatcher:
         self._begin_copies()
         for entry, since in tuple(self._held.values()):
             if now - since > self._limits.hold_seconds:
-                self._end(entry, failure_of(entry.submit.id, EngineDead("No replica was there to take this request.")))
+                self._end(entry, failure_of(entry.submit.id, EngineDead("No replica could take this request.")))
         self._place_held(now)
 
     def take_sent(self) -> list[tuple[str, Message]]:

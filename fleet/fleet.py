@@ -170,7 +170,7 @@ class Fleet:
             ValueError: ``count`` is below 1 in a fleet without a policy, which alone could start a replica again.
         """
         if count < 1 and self._autoscaler is None:
-            raise ValueError(f"count is {count}; a fleet has at least 1 replica")
+            raise ValueError(f"count must be at least 1, not {count}")
         self._count = count
         replicas, serving = self._dispatcher.replicas, self._roster.serving
         until = time.monotonic() + DRAIN_SECONDS
@@ -326,9 +326,9 @@ class Fleet:
         load = FleetLoad(self._dispatcher.num_open, self._dispatcher.queue_seconds, self._count)
         if (wanted := self._autoscaler.decide(load, now)) != self._count:
             if wanted:
-                logger.info("%d replicas in the place of %d, for %d sequences", wanted, self._count, load.busy)
+                logger.info("%d replicas instead of %d, for %d sequences", wanted, self._count, load.busy)
             else:
-                logger.info("no request for a while: the engine ends, and its memory is free until the next one")
+                logger.info("no request for a while: ending the engine, which frees its memory until the next request")
             self.scale(wanted)
 
     async def _wait_for_replica(self) -> None:

@@ -94,7 +94,7 @@ class FleetAdapters:
         """Load an adapter on all replicas; new requests use it once all have it. Raises as ``EngineClient``."""
         if not replace_name and (self._versions.has(name) or name in self.infos):
             raise RequestError(
-                f"The adapter {name!r} is loaded already; unload it, or ask to replace it.", param="name"
+                f"The adapter {name!r} is already loaded: unload it, or ask to replace it.", param="name"
             )
         version = self._versions.begin(name, {each for member in self._roster for each in member.client.adapters})
         loaded = LoadedVersion(name, version, path, trusted, num_tokens=num_tokens)

@@ -37,7 +37,9 @@ class GpuLauncher:
             async with asyncio.timeout(FREE_SECONDS):
                 gpu = await self._free.get()
         except TimeoutError as error:
-            raise EngineDead(f"None of the {len(self._launchers)} GPUs is free for a replica.") from error
+            raise EngineDead(
+                f"All {len(self._launchers)} GPUs are in use: there is none for another replica."
+            ) from error
         try:
             client, ready = await self._launchers[gpu].launch()
         except BaseException:
@@ -78,7 +80,7 @@ def gpus_of(config: EngineConfig, options: FleetOptions, num_engines: int) -> tu
         named = f"--replicas {options.replicas}" if bounds is None else f"--autoscale {bounds[0]}:{bounds[1]}"
         each = "a GPU" if ranks == 1 else f"{ranks} GPUs"
         raise ConfigError(
-            f"{named}: each replica takes {each} of its own, and {len(gpus)} can be seen ({VARIABLE} may name others): "
-            f"take at most {len(gpus) // ranks}, or --device cpu."
+            f"{named}: each replica needs {each} of its own, but {len(gpus)} can be seen ({VARIABLE} may hide "
+            f"others): use at most {len(gpus) // ranks}, or --device cpu."
         )
     return tuple(",".join(gpus[first : first + ranks]) for first in range(0, options.most_replicas * ranks, ranks))

@@ -175,7 +175,7 @@ class Journal:
             raise ValueError(f"sequence {submit.id} is open already")
         entry = JournalEntry(submit)
         if self.num_bytes + entry.num_bytes > self._most_bytes:
-            raise CapacityError(f"The server holds as many requests as its journal has room for ({len(self)}).")
+            raise CapacityError(f"The server's journal is full: it holds {len(self)} requests.")
         self.num_bytes += entry.num_bytes
         self._entries[submit.id] = entry
         return entry
@@ -186,7 +186,7 @@ class Journal:
         Raises ValueError if the sequence has tokens of another base model.
         """
         if entry.base_digest not in ("", base_digest):
-            raise ValueError(f"tokens of base model {entry.base_digest} cannot go on with {base_digest}")
+            raise ValueError(f"tokens of base model {entry.base_digest} cannot be continued with {base_digest}")
         entry.replica, entry.number, entry.waits = replica, next(self._numbers), False
         self._placed.setdefault(replica, {})[entry.number] = entry
         # A replica draws at least one token: if the client has all tokens but no end, the last token is drawn again.

@@ -99,8 +99,8 @@ def with_peers(config: EngineConfig, options: FleetOptions) -> EngineConfig:
     """
     if options.most_replicas > 1 and config.kv_events_config is not None:
         raise ConfigError(
-            "--kv-events-config is of one engine, and a fleet routes by its replicas' caches itself. Leave it out, or "
-            "start servers of one replica."
+            "--kv-events-config is an option of one engine; a fleet itself routes by its replicas' caches. Leave the "
+            "option out, or start servers with one replica."
         )
     if config.kv_peer_gib is not None or options.most_replicas < 2:
         return config

@@ -114,7 +114,7 @@ async def start_beside(
     client, ready = await launcher.launch()
     try:
         if ready.max_model_len < first.max_model_len or ready.base_digest != first.base_digest:
-            raise EngineDead("The replica has another model, or a shorter context than the others.")
+            raise EngineDead("The replica has another model or a shorter context than the others.")
         lacking = await load_others(client, wanted)
         logger.info("another replica has started: %s", client.place)
         return client, ready, lacking

@@ -61,7 +61,7 @@ def check_ends(kind: str, rules: Mapping[str, RulePart], root: str, own: frozens
             kind,
             "",
             f"the rule {name!r} derives no finite text, so an answer that reaches it could never end: give it an "
-            "alternative that comes to an end without it",
+            "alternative that can end without the rule",
         )
 
 

@@ -15,7 +15,7 @@ from .annotations import tag_without_annotations, without_annotations
 from .errors import GrammarError
 
 # Without a location, as the parser fails on it; `static_limits` locates what is too deep but can be parsed.
-_TOO_DEEP = "is nested too deeply; 64 arrays and objects inside each other are the limit"
+_TOO_DEEP = "is nested too deeply; the limit is 64 arrays and objects inside each other"
 
 
 class GrammarKind(StrEnum):
@@ -149,7 +149,7 @@ def _short(digits: str) -> int:
     try:
         return int(digits)
     except ValueError:
-        raise GrammarError("schema", "", f"has an integer of {len(digits)} digits, too many to be read") from None
+        raise GrammarError("schema", "", f"has an integer of {len(digits)} digits, which is too many") from None
 
 
 def _canonical(value: Any, cut: Callable[[Any], Any] | None = None) -> bytes:

@@ -174,7 +174,7 @@ class Vocabulary:
         return {start: tuple(sorted(lengths, reverse=True)) for start, lengths in found.items()}
 
     def tokenize_forced(self, data: bytes, *, bpe: bool = False) -> list[int]:
-        """As `tokenize` or `tokenize_bpe`, for bytes in which ``\\xff[5]`` is token 5."""
+        """Tokenize like `tokenize` or `tokenize_bpe`, but bytes ``\\xff[5]`` are token 5."""
         cut = self.tokenize_bpe if bpe else self.tokenize
         parts = _SPECIAL.split(data)
         tokens = cut(parts[0])
@@ -183,13 +183,13 @@ class Vocabulary:
         return tokens
 
     def tokenize_named(self, text: str, *, bpe: bool = False) -> list[int]:
-        """As `tokenize` or `tokenize_bpe`, for a text in which the names of special tokens are those tokens."""
+        """Tokenize like `tokenize` or `tokenize_bpe`, but the names of special tokens in the text are those tokens."""
         cut = self.tokenize_bpe if bpe else self.tokenize
         parts = self.named_parts(text)
         return [t for part in parts for t in ([part] if isinstance(part, int) else cut(part.encode()))]
 
     def token_of(self, text: bytes) -> int | None:
-        """Return the token that has these bytes and is no special one; None if there is none."""
+        """Return the token with these bytes that is not special; None if there is none."""
         return self._by_bytes.get(text)
 
     def named_parts(self, text: str) -> list[str | int]:

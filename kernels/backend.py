@@ -81,7 +81,7 @@ def packing_kernels() -> Kernels:
 def native_status() -> str:
     """Return one line on the CPU kernels: their instruction set, or why plain torch computes. May build them."""
     if not LIBRARY.enabled:
-        return "CPU kernels: plain torch, native kernels are turned off"
+        return "CPU kernels: plain torch, because native kernels are turned off"
     kernels = LIBRARY.native
     if isinstance(kernels, BuildError):
         return f"CPU kernels: plain torch, because {kernels}"
@@ -92,7 +92,7 @@ def native_status() -> str:
 def triton_status(device: torch.device) -> str:
     """Return one line on the GPU kernels: Triton's version, or why plain torch computes on this device."""
     if not LIBRARY.enabled:
-        return "GPU kernels: plain torch, kernels are turned off"
+        return "GPU kernels: plain torch, because kernels are turned off"
     if not _has_triton():
         return "GPU kernels: plain torch, because Triton is not installed"
     if device.type == "cuda" and not launch.is_capable(device):

@@ -40,7 +40,7 @@ class BlockChoice:
 
     @property
     def most_tokens(self) -> int:
-        """Largest number of tokens of which a token sees all."""
+        """Largest context in which the index chooses all tokens."""
         return self.most * self.size
 
 

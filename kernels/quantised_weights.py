@@ -199,7 +199,7 @@ def pack_block_rows(
     if dynamic and widened:
         raise ValueError("rows of x are quantised, or the weight's numbers are rounded to their type, not both")
     if is_widened_only(block_type, dynamic=dynamic) and not widened:
-        raise ValueError(f"products with {block_type} blocks and such rows of x are not computed")
+        raise ValueError(f"products with {block_type} blocks and such rows of x are not supported")
     (columns, row_bytes), (_, size) = shape, BLOCK_SIZES[block_type]
     if row_bytes % size or not columns * row_bytes:
         raise ValueError(f"{list(shape)} bytes are not rows of whole {block_type} blocks of {size} bytes")

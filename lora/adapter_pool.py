@@ -183,7 +183,7 @@ class AdapterPool:
 
     def _add(self, load: _Load) -> None:
         if self._shares.left_for(load.tenant) < 1:
-            raise AdapterLimit(f"{len(self._loads)} adapters are being loaded: ask again later.")
+            raise AdapterLimit(f"{len(self._loads)} adapters are being loaded: try again later.")
         self._shares.take(load.tenant)
         is_next = load.name not in self.loading
         self._loads.append(load)
@@ -260,7 +260,7 @@ class AdapterPool:
             adapter, tokenizer = _outcome(load.future)
             if adapter.has_matrix and not self._max_own:
                 raise AdapterError(
-                    "The adapter brings an embedding or a head of its own, and no memory is kept for such adapters: "
+                    "The adapter has an embedding or a head of its own, and no memory is reserved for such adapters: "
                     "start the server with a higher --max-lora-embeddings."
                 )
             if not load.wanted:
@@ -331,7 +331,7 @@ class AdapterPool:
         except DeviceMemoryError:
             self.bank.forget(adapter.digest)
             self.slots.failed(load_id)
-            self._break(version, AdapterError("The device has no memory for the adapter. Ask again later."))
+            self._break(version, AdapterError("The device has no memory for the adapter. Try again later."))
 
     def _break(self, version: AdapterVersion, error: AdapterError) -> None:
         self._broken.append(Broken(version, error))
@@ -370,5 +370,5 @@ def _outcome(future: Future[T]) -> T:
         raise
     except Exception as error:
         if isinstance(error, NoThread) or is_out_of_memory(error):
-            raise AdapterLimit("The server has no memory to load the adapter now: ask again later.") from None
+            raise AdapterLimit("The server has no memory to load the adapter now: try again later.") from None
         raise AdapterError(f"The adapter cannot be loaded: {type(error).__name__}.") from error

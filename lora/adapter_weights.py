@@ -176,7 +176,7 @@ def _unknown(name: str, trained: str, config: AdapterConfig) -> AdapterError:
 
 
 def _trained_on(config: AdapterConfig) -> str:
-    return f" By its config the adapter was trained on {config.base}." if config.base else ""
+    return f" According to its config, the adapter was trained on {config.base}." if config.base else ""
 
 
 def _split(name: str) -> tuple[str, str, bool]:
@@ -187,14 +187,14 @@ def _split(name: str) -> tuple[str, str, bool]:
     lora = _LORA.fullmatch(name)
     found = lora or _SAVED.fullmatch(name)
     if found is None:
-        raise AdapterError(f"The tensor {name} is none that a PEFT LoRA has; it might change the result.", name)
+        raise AdapterError(f"The tensor {name} is not a tensor of a PEFT LoRA, and might change the result.", name)
     return found["module"], found["part"], lora is None
 
 
 def _add(parts: dict[str, Tensor], part: str, tensor: Tensor, name: str) -> None:
     # This is reached if the file contains the tensor under both its old and its new name.
     if part in parts:
-        raise AdapterError(f"The tensor {name} is there twice.", name)
+        raise AdapterError(f"The tensor {name} appears twice.", name)
     parts[part] = tensor
 
 
@@ -204,8 +204,8 @@ def _check_base(module: str, part: str, tensor: Tensor, layout: BaseLayout) -> N
     if tensor.shape != base.shape or not (tensor.is_meta or _equal(tensor, base, layout)):
         raise AdapterError(
             f"The adapter comes with a tensor {module}.{part} that is not this base model's ({list(tensor.shape)} "
-            f"against {list(base.shape)}, or other values). embed_tokens, lm_head and norms are computed for one "
-            "adapter (modules_to_save), no other whole matrix; train it with LoRA.",
+            f"against {list(base.shape)}, or other values). embed_tokens, lm_head and norms are the only whole "
+            "matrices that an adapter may replace (modules_to_save); train others with LoRA.",
             "modules_to_save",
         )
 
@@ -247,8 +247,8 @@ def _module(
     if parts.keys() != expected:
         missing, extra = sorted(expected - parts.keys()), sorted(parts.keys() - expected)
         raise AdapterError(
-            f"By its config the adapter's {name} must have {', '.join(sorted(expected))}; "
-            f"missing: {', '.join(missing) or 'none'}; unexpected: {', '.join(extra) or 'none'}.",
+            f"According to its config, the adapter's {name} must have {', '.join(sorted(expected))}; missing: "
+            f"{', '.join(missing) or 'none'}; unexpected: {', '.join(extra) or 'none'}.",
             name,
         )
     pattern = f"{trained}.weight" if _ends_with(f"{trained}.weight", config.parameters) else trained
@@ -256,7 +256,7 @@ def _module(
     if vocab_size is not None:
         outputs, inputs = (outputs, vocab_size) if name == EMBEDDING else (vocab_size, inputs)
     if rank > most_rank:
-        raise AdapterError(f"{name} has rank {rank}; at most {most_rank} is taken (--max-lora-rank).", "r")
+        raise AdapterError(f"{name} has rank {rank}; the limit is {most_rank} (--max-lora-rank).", "r")
     a, b = parts[f"lora_{middle}A"], parts[f"lora_{middle}B"]
     _check_shape(name, "A", a, (rank, inputs), config)
     _check_shape(name, "B", b, (outputs, rank), config)
@@ -289,7 +289,7 @@ def _check_targeted(name: str, trained: str, config: AdapterConfig) -> None:
         )
     if name == EMBEDDING and (config.lora_bias or config.invocation_tokens):
         option = "lora_bias" if config.lora_bias else "alora_invocation_tokens"
-        raise AdapterError(f"{option} is set and {name} adapted; PEFT has no such combination.", option)
+        raise AdapterError(f"{option} is set and {name} is adapted; PEFT has no such combination.", option)
 
 
 def _ends_with(name: str, suffixes: frozenset[str]) -> bool:
@@ -299,8 +299,8 @@ def _ends_with(name: str, suffixes: frozenset[str]) -> bool:
 def _check_shape(name: str, what: str, tensor: Tensor, shape: tuple[int, ...], config: AdapterConfig) -> None:
     if tensor.shape != shape:
         raise AdapterError(
-            f"{what} of {name} has shape {list(tensor.shape)}; by the config's rank and the base model's sizes it must "
-            f"be {list(shape)}.{_trained_on(config)}",
+            f"{what} of {name} has shape {list(tensor.shape)}; with the config's rank and the base model's sizes it "
+            f"must be {list(shape)}.{_trained_on(config)}",
             name,
         )
 

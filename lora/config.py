@@ -83,12 +83,12 @@ _READ = frozenset(
 
 # Refused options, each with the reason.
 _REFUSED = {
-    "arrow_config": "routing between adapters is not computed",
+    "arrow_config": "routing between adapters is not supported",
     "kasa_config": "KaSA changes the base model's own weights, which all adapters share",
-    "layer_replication": "it makes another model of the base, which all adapters share",
-    "megatron_config": "Megatron's parallel layers are not computed",
-    "use_bdlora": "block-diagonal factors are not computed",
-    "use_qalora": "QALoRA's pooled inputs are not computed",
+    "layer_replication": "it changes the base model, which all adapters share",
+    "megatron_config": "Megatron's parallel layers are not supported",
+    "use_bdlora": "block-diagonal factors are not supported",
+    "use_qalora": "QALoRA's pooled inputs are not supported",
 }
 
 OF_EXPERTS = re.compile(r"(^|\.)(experts|input_linear|output_linear)(\.|$)")
@@ -194,7 +194,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Convert the keys and values of a JSON object to a dict. Raises ValueError for a repeated key."""
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key is there twice")
+        raise ValueError("a key appears twice")
     return found
 
 
@@ -212,13 +212,13 @@ def _parse(text: bytes) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _refuse_unsupported(fields: Mapping[str, Any]) -> None:
     if fields.get("peft_type") != "LORA":
         raise AdapterError(
-            f"peft_type is {_shown(fields.get('peft_type'))}; only adapters of type 'LORA' are computed.", "peft_type"
+            f"peft_type is {_shown(fields.get('peft_type'))}; only adapters of type 'LORA' are supported.", "peft_type"
         )
     # The task determines which head PEFT expects, not what the factors compute. A separate head is among the saved
     # modules.
@@ -227,7 +227,7 @@ def _refuse_unsupported(fields: Mapping[str, Any]) -> None:
     for key, value in fields.items():
         if key in _IGNORED or key in _READ or not _is_used(value):
             continue
-        reason = _REFUSED.get(key, "this option is not known here and might change the result")
+        reason = _REFUSED.get(key, "this option is unknown and might change the result")
         raise AdapterError(f"{key} = {_shown(value)} is not supported: {reason}.", key)
     _check_init(fields.get("init_lora_weights", True))
 
@@ -236,8 +236,8 @@ def _check_init(value: Any) -> None:
     if isinstance(value, bool) or value is None or value in _PLAIN_INITS:
         return
     raise AdapterError(
-        f"init_lora_weights = {_shown(value)} is not supported: PEFT changes the base model's weights for it. Save the "
-        "adapter with path_initial_model_for_weight_conversion, which makes an ordinary LoRA of it.",
+        f"init_lora_weights = {_shown(value)} is not supported: PEFT changes the base model's weights for it. Save "
+        "the adapter with path_initial_model_for_weight_conversion, which converts it to an ordinary LoRA.",
         "init_lora_weights",
     )
 
@@ -248,7 +248,7 @@ def _refuse_combinations(config: AdapterConfig) -> None:
         raise AdapterError("lora_bias and use_dora are both true; PEFT has no such combination.", "lora_bias")
     if config.dora and config.invocation_tokens:
         raise AdapterError(
-            "use_dora is true and alora_invocation_tokens given; PEFT has no such combination.",
+            "use_dora is true and alora_invocation_tokens is given; PEFT has no such combination.",
             "alora_invocation_tokens",
         )
     replaced = {
@@ -378,7 +378,7 @@ def _token_indices(fields: Mapping[str, Any]) -> tuple[tuple[str, tuple[int, ...
     by_module = value if isinstance(value, dict) else {"embed_tokens": value}
     for module, ids in by_module.items():
         if not module.endswith(("embed_tokens", "lm_head")):
-            raise AdapterError(f"{key} names {_shown(module)}; only embed_tokens and lm_head have tokens.", key)
+            raise AdapterError(f"{key} names {_shown(module)}, but only embed_tokens and lm_head have tokens.", key)
         if (
             not isinstance(ids, list)
             or not 1 <= len(ids) <= _MOST_TRAINED_TOKENS

@@ -39,7 +39,7 @@ class NamePattern:
     def __init__(self, pattern: str, option: str) -> None:
         if len(pattern) > _MOST_CHARACTERS:
             raise AdapterError(
-                f"{option} has a pattern of {len(pattern)} characters; at most {_MOST_CHARACTERS} are read.", option
+                f"{option} has a pattern of {len(pattern)} characters; the limit is {_MOST_CHARACTERS}.", option
             )
         self._size = len(pattern)
         self._plain = re.compile(pattern) if _PLAIN.fullmatch(pattern) else None

@@ -89,7 +89,7 @@ class AdapterReader:
                 continue
             if _stamps(files) == before:
                 return found
-        raise AdapterError("The adapter's files changed while they were read: load it again.")
+        raise AdapterError("The adapter's files changed while they were being read: load it again.")
 
     def _weights(self, config_file: Path, weights_files: Sequence[Path]) -> AdapterWeights:
         """Return the weights of the adapter in these files."""
@@ -139,12 +139,12 @@ def _as_limit() -> Iterator[None]:
         # PyTorch's allocator raises RuntimeError when memory runs out, and mmap raises OSError.
         if not is_out_of_memory(error):
             raise
-        raise AdapterLimit("The server has no memory to load the adapter now: ask again later.") from None
+        raise AdapterLimit("The server has no memory to load the adapter now: try again later.") from None
 
 
 def _check_digest(found: str, wanted: str) -> None:
     if found != wanted:
-        raise AdapterError("The adapter's files have changed since it was loaded; load it again under its name.")
+        raise AdapterError("The adapter's files have changed since it was loaded: load it again under its name.")
 
 
 def _stamps(files: Iterable[Path]) -> list[tuple[int, ...]]:

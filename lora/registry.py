@@ -178,7 +178,7 @@ class AdapterRegistry:
         for part in parts:
             current = self.get(part.name)
             if current is None or current.digest != part.digest:
-                raise AdapterLimit(f"The adapter {part.name!r} was replaced or unloaded meanwhile: ask again.")
+                raise AdapterLimit(f"The adapter {part.name!r} was replaced or unloaded meanwhile: try again.")
         while len(self._sums) >= MOST_SUMS and name not in self._sums:
             most = Counter(self._sums.values()).most_common(1)[0][0]
             self.remove(next(each for each, owner in self._sums.items() if owner == most))

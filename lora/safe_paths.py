@@ -27,8 +27,8 @@ def check_name(name: str) -> None:
         )
     if not _NAME.fullmatch(name):
         raise AdapterError(
-            f"{name!r} cannot name an adapter: letters, digits, '_' and then also '.', ':', '@', '+', '-' are allowed, "
-            "in parts divided by '/'.",
+            f"{name!r} is not a name for an adapter: use letters, digits and '_', after the first also '.', ':', "
+            "'@', '+' and '-', in parts divided by '/'.",
             "name",
         )
 
@@ -88,8 +88,8 @@ def _shards(folder: Path) -> tuple[Path, ...]:
         return ()
     if len(counts) > 1 or any(not 1 <= count <= _MOST_SHARDS for count in counts):
         raise AdapterError(
-            f"The adapter's folder must have the shards of one {WEIGHTS}, 1 to {_MOST_SHARDS}; by their names they are "
-            f"of {', '.join(map(str, sorted(counts)))}.",
+            f"The adapter's folder must have all shards of one {WEIGHTS}, 1 to {_MOST_SHARDS}; according to their "
+            f"names they belong to {', '.join(map(str, sorted(counts)))}.",
             "path",
         )
     return tuple(folder / _shard(index, count) for count in counts for index in range(1, count + 1))

@@ -55,7 +55,7 @@ def read_tensors(path: Path, most_bytes: int) -> dict[str, Tensor]:
             data = bytearray(size)
             data[: len(head)] = head
             if file.readinto(memoryview(data)[len(head) :]) != size - len(head) or file.read(1):
-                raise AdapterError(f"{path.name} changed while it was read.")
+                raise AdapterError(f"{path.name} changed while it was being read.")
     except OSError as error:
         raise AdapterError(f"{path.name} cannot be read: {error.strerror}.") from None
     return {entry.name: _tensor(entry, data, start) for entry in entries}
@@ -80,7 +80,7 @@ def read_shards(
         found |= tensors
         most_bytes -= sum(tensor.nbytes for tensor in tensors.values())
         if len(found) > MOST_TENSORS:
-            raise AdapterError(f"The adapter's files list over {MOST_TENSORS:,} tensors; no more are read.")
+            raise AdapterError(f"The adapter's files list more than {MOST_TENSORS:,} tensors, which is the limit.")
     return found
 
 
@@ -105,7 +105,7 @@ def _read_head(file: BinaryIO, name: str, most_bytes: int) -> tuple[bytes, int]:
     """
     size = os.fstat(file.fileno()).st_size
     if size > most_bytes:
-        raise AdapterError(f"{name} has {size:,} bytes; at most {most_bytes:,} are read.")
+        raise AdapterError(f"{name} has {size:,} bytes; the limit is {most_bytes:,}.")
     return file.read(min(size, 8 + MOST_HEADER_BYTES)), size
 
 
@@ -125,9 +125,9 @@ def _header(head: bytes, size: int, name: str) -> tuple[dict[str, Any], int]:
         raise AdapterError(f"{name} has {size} bytes; a safetensors file has at least 8.")
     length = int.from_bytes(head[:8], "little")
     if length > MOST_HEADER_BYTES:
-        raise AdapterError(f"{name} claims a header of {length:,} bytes; at most {MOST_HEADER_BYTES:,} are read.")
+        raise AdapterError(f"{name} claims a header of {length:,} bytes; the limit is {MOST_HEADER_BYTES:,}.")
     if length > size - 8:
-        raise AdapterError(f"{name} claims a header of {length:,} bytes, but has only {size - 8:,} behind it.")
+        raise AdapterError(f"{name} claims a header of {length:,} bytes, but only {size - 8:,} bytes follow.")
     try:
         header = json.loads(head[8 : 8 + length].decode("utf-8"), object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
@@ -136,22 +136,23 @@ def _header(head: bytes, size: int, name: str) -> tuple[dict[str, Any], int]:
     if not isinstance(header, dict):
         raise AdapterError(f"{name} has a header that is not a JSON object.")
     if len(header) > MOST_TENSORS + 1:
-        raise AdapterError(f"{name} lists {len(header):,} tensors; at most {MOST_TENSORS:,} are read.")
+        raise AdapterError(f"{name} lists {len(header):,} tensors; the limit is {MOST_TENSORS:,}.")
     return header, 8 + length
 
 
 def _entry(name: str, value: Any) -> _Entry:
     if len(name) > _MOST_NAME:
-        raise AdapterError(f"A tensor has a name of {len(name):,} characters; at most {_MOST_NAME} are read.")
+        raise AdapterError(f"A tensor has a name of {len(name):,} characters; the limit is {_MOST_NAME}.")
     if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
         raise AdapterError(f"The tensor {name} must have dtype, shape and data_offsets in the header.", name)
     dtype = value["dtype"]
     if not isinstance(dtype, str) or dtype not in _TYPES:
-        raise AdapterError(f"The tensor {name} has type {str(dtype)[:40]!r}; {', '.join(_TYPES)} are read.", name)
+        raise AdapterError(f"The tensor {name} has type {str(dtype)[:40]!r}; supported are {', '.join(_TYPES)}.", name)
     shape = _naturals(value["shape"])
     if shape is None or not 1 <= len(shape) <= 2 or not all(1 <= size < _MOST_DIMENSION for size in shape):
         raise AdapterError(
-            f"The tensor {name} has shape {str(value['shape'])[:80]}; one or two sizes >= 1 are read.", name
+            f"The tensor {name} has shape {str(value['shape'])[:80]}; it must have one or two sizes of at least 1.",
+            name,
         )
     offsets = _naturals(value["data_offsets"])
     if offsets is None or len(offsets) != 2:

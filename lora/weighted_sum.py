@@ -39,7 +39,7 @@ def weighted_sum(parts: Sequence[SumPart], adapters: Sequence[AdapterWeights], m
         modules[name] = _side_by_side(pairs)
         if (rank := modules[name].rank) > most_rank:
             raise AdapterError(
-                f"Together the adapters have rank {rank} in {name}; at most {most_rank} is taken (--max-lora-rank)."
+                f"Together the adapters have rank {rank} in {name}; the limit is {most_rank} (--max-lora-rank)."
             )
     return AdapterWeights(modules, SavedModules(), (), sum_digest(parts))
 
@@ -62,7 +62,7 @@ def _check_plain(name: str, adapter: AdapterWeights) -> None:
     }
     for option, is_used in options.items():
         if is_used:
-            raise AdapterError(f"The adapter {name!r} has {option}, and is combined with no other: ask it alone.")
+            raise AdapterError(f"The adapter {name!r} has {option}, and cannot be combined with others: use it alone.")
 
 
 def _side_by_side(pairs: Sequence[tuple[float, ModuleWeights]]) -> ModuleWeights:

@@ -178,7 +178,7 @@ class Branch:
         """
         with self._naming_branch("warm"):
             if type(pin) is not int or not 0 <= pin <= _LONGEST_PIN:
-                raise ValueError(f"pin must be an integer of 0 to {_LONGEST_PIN} seconds, not {pin!r}")
+                raise ValueError(f"pin must be a whole number of seconds from 0 to {_LONGEST_PIN}, not {pin!r}")
             self._totals.add(self._backend.warm(self._prompt(adapter), pin))
         return self
 
@@ -210,7 +210,7 @@ class Branch:
 
     def _prompt(self, adapter: str | None) -> Prompt:
         if adapter is not None and not check_text("adapter", adapter):
-            raise ValueError("adapter must be the name of one, or None for the model of the session")
+            raise ValueError("adapter must be the name of an adapter, or None for the model of the session")
         messages = self.messages
         if messages[-1:] == [_EMPTY_ANSWER]:
             # An empty answer at the end is removed, because the model cannot continue it.
@@ -235,7 +235,7 @@ class Branch:
             raise CallFailed(f"the stop string {answer.stop!r} cut off the answer: {answer.text!r}")
         if format is not None and answer.finish_reason == "length":
             least = f"; the shortest takes {answer.shortest} tokens" if answer.shortest else ""
-            raise CallFailed(f"max_tokens={max_tokens} is too little for an answer of this form{least}")
+            raise CallFailed(f"max_tokens={max_tokens} is too small for an answer of this form{least}")
 
 
 class Fork(Sequence[Branch]):

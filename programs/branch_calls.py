@@ -168,7 +168,9 @@ def choice_tree(base: Sequence[int], wholes: Sequence[Sequence[int]]) -> EndingT
     """
     start = first_difference(base, wholes)
     if start == 0:
-        raise CallFailed("the choices differ in the first token of all, which has no probability: begin with a text")
+        raise CallFailed(
+            "the choices differ in the first token of the prompt, which has no probability: begin with a text"
+        )
     return EndingTree(array("i", wholes[0][:start]), [list(whole[start:]) for whole in wholes])
 
 
@@ -200,7 +202,7 @@ def check_choices(choices: Any) -> list[str]:
     """Return the choices as a list. Raises ValueError if there are none, one is empty, or one is not a string."""
     listed = check_texts("choices", choices)
     if not listed:
-        raise ValueError("choices must be at least one string")
+        raise ValueError("choices must have at least one string")
     return listed
 
 
@@ -227,7 +229,7 @@ def _json_schema(schema: Any) -> Any:
             json.dumps(dict(schema), allow_nan=False)
             return dict(schema)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"schema is no JSON: {error}") from error
+            raise ValueError(f"schema is not JSON: {error}") from error
     wanted = "must be a type that pydantic supports, or a JSON Schema as a dict"
     # Pydantic would evaluate a string as an annotation.
     if isinstance(schema, str):

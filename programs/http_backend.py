@@ -49,9 +49,9 @@ class HttpBackend:
     def __init__(self, url: str, model: str | None, api_key: str | None, timeout: float) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"the address must be such as http://127.0.0.1:8000/v1, not {url!r}")
+            raise ValueError(f"the address must be a URL such as http://127.0.0.1:8000/v1, not {url!r}")
         if "@" in parts.netloc or parts.query or parts.fragment:
-            raise ValueError("the address must hold neither user nor query: a key goes into api_key")
+            raise ValueError("the address must not contain a user or a query: give a key as api_key")
         self._kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
         self._host = parts.netloc
         self._root = parts.path.rstrip("/").removesuffix("/v1")
@@ -86,7 +86,7 @@ class HttpBackend:
                     if choice.get("finish_reason"):
                         last = choice
         if not last:
-            raise CallFailed("the server ended the answer before its end")
+            raise CallFailed("the server closed the connection before the end of the answer")
         shortest = last.get("min_completion_tokens")
         stop = stop_string(last.get("stop_reason"), params.stop)
         return Completion("".join(texts), str(last["finish_reason"]), _report(usage), stop, shortest)
@@ -141,7 +141,7 @@ class HttpBackend:
             try:
                 return dict(json.loads(response.read()))
             except ValueError as error:
-                raise CallFailed(f"the server's answer to {path} is no JSON") from error
+                raise CallFailed(f"the server's answer to {path} is not JSON") from error
 
     @contextmanager
     def _response(self, method: str, path: str, body: dict[str, Any] | None) -> Iterator[HTTPResponse]:
@@ -152,7 +152,7 @@ class HttpBackend:
         try:
             data = None if body is None else json.dumps(body).encode()
         except TypeError as error:
-            raise CallFailed(f"an argument is no JSON value: {error}") from error
+            raise CallFailed(f"an argument is not a JSON value: {error}") from error
         try:
             for attempt in range(1, _ATTEMPTS + 1):
                 with self._connection() as connection:
@@ -171,7 +171,7 @@ class HttpBackend:
             if isinstance(error, CallFailed):
                 raise
             if isinstance(error, TimeoutError):
-                raise CallFailed(f"{self._host} has said nothing for {self._timeout:g} s (timeout)") from error
+                raise CallFailed(f"{self._host} has sent nothing for {self._timeout:g} s (timeout)") from error
             raise CallFailed(f"no answer from {self._host}: {error}") from error
 
     @contextmanager
@@ -182,7 +182,7 @@ class HttpBackend:
             try:
                 connection.connect()
             except TimeoutError as error:
-                raise CallFailed(f"{self._host} takes no connection within {connection.timeout:g} s") from error
+                raise CallFailed(f"{self._host} did not accept a connection within {connection.timeout:g} s") from error
             opened = connection.sock
             opened.settimeout(self._timeout)
             with self._closing:

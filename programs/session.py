@@ -73,7 +73,7 @@ def _backend(target: str | LLM, model: str | None, api_key: str | None, timeout:
     if isinstance(target, str):
         return HttpBackend(target, model, api_key, _TIMEOUT if timeout is None else _check_timeout(timeout))
     if model is not None or api_key is not None or timeout is not None:
-        raise ValueError("model, api_key and timeout are for servers: an LLM has its model already")
+        raise ValueError("model, api_key and timeout are only for servers: an LLM already has its model")
     from ..engine.offline.llm import LLM
     from .offline_backend import OfflineBackend
 

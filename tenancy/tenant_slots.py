@@ -104,7 +104,7 @@ class TenantSlots:
 
     @asynccontextmanager
     async def hold_async(self, tenant: str) -> AsyncIterator[None]:
-        """As ``hold``, on an event loop."""
+        """Asynchronous form of ``hold``, for an event loop."""
         turn = self.ask(tenant)
         try:
             await wrap_future(turn.granted)

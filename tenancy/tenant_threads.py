@@ -1,4 +1,4 @@
-"""Tenant threads: a thread pool of which each tenant occupies as many threads as it leaves to others."""
+"""Tenant threads: a thread pool in which a tenant occupies at most as many threads as it leaves free for others."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ class RemoteAdapters:
         """
         if not replace and name in self._client.adapters:
             raise RequestError(
-                f"The adapter {name!r} is loaded already; unload it, or ask to replace it.", param="name"
+                f"The adapter {name!r} is already loaded: unload it, or ask to replace it.", param="name"
             )
         await self._load(name, source, replace=replace)
         self.forget(name)

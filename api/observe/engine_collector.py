@@ -62,7 +62,9 @@ class EngineCollector:
         whole = self._stats()
         engines = {str(index): stats for index, stats in self._engines().items()} or {self._engine: whole}
         usage = {name: kv_usage(stats) for name, stats in engines.items()}
-        yield self._gauge("kv_cache_usage_perc", "Share of the KV pool that running sequences hold, 0 to 1.", usage)
+        yield self._gauge(
+            "kv_cache_usage_perc", "Fraction of the KV pool that running sequences hold, from 0 to 1.", usage
+        )
         for key, name, text in GAUGES:
             yield self._gauge(name, text, self._values(key, engines, whole))
         for key, name, text in COUNTERS:
@@ -95,11 +97,14 @@ class EngineCollector:
                     yield make(name, text, values, "tier")
 
     def _queue(self, engines: Mapping[str, Mapping[str, float]], whole: Mapping[str, float]) -> Iterator[Metric]:
-        text = "Those of them that wait for room, and for an adapter's load or a grammar's compile."
+        text = "Waiting sequences by reason: room in the engine, or an adapter's load or a grammar's compile."
         reasons = {name: _waiting_by_reason(stats) for name, stats in engines.items()}
         yield self._gauge("num_requests_waiting_by_reason", text, reasons, "reason")
         waits = {each.name.lower(): whole.get(f"queue_seconds_{each.name.lower()}", 0.0) for each in Priority}
-        text = "Seconds until all that waits now, in this band and those before it, has its first token."
+        text = (
+            "Seconds until all waiting requests of this priority class and the classes before it have their first "
+            "token."
+        )
         yield self._gauge("expected_queue_seconds", text, {self._engine: waits}, "priority")
 
     def _accepted_by_position(self, engines: Mapping[str, Mapping[str, float]]) -> Metric:
@@ -108,7 +113,7 @@ class EngineCollector:
             name: {str(position): float(count) for position, count in enumerate(accepted_by_position(stats, most))}
             for name, stats in engines.items()
         }
-        text = "Drafts accepted, by their position in a draft."
+        text = "Draft tokens accepted, by their position in the draft."
         return self._counter("spec_decode_num_accepted_tokens_per_pos", text, values, "position")
 
     def _infos(self) -> Iterator[Metric]:
@@ -120,10 +125,10 @@ class EngineCollector:
             running, waiting = map(",".join, self._adapters())
             names = {"max_lora": str(self._facts.max_loras), "waiting_lora_adapters": waiting}
             names["running_lora_adapters"] = running
-            text = "Adapters that have running and waiting sequences; the time of the scrape."
+            text = "Adapters with running and waiting sequences; the value is the time of the scrape."
             yield self._info("lora_requests_info", text, names, time.time())
         if self._facts.cache:
-            text = "The KV pool and its options, in vLLM's words; always 1."
+            text = "The KV pool and its options, with vLLM's labels; always 1."
             yield self._info("cache_config_info", text, {**self._facts.cache, "engine": self._engine}, 1.0)
 
     def _vllm_alone(self, engines: Mapping[str, Mapping[str, float]]) -> Iterator[Metric]:
@@ -135,7 +140,9 @@ class EngineCollector:
             sources[name] = {"local_compute": computed, "local_cache_hit": cached, "external_kv_transfer": 0.0}
             tiers[name] = dict.fromkeys(TIERS, 0.0) | {"device": cached}
         yield self._counter("prompt_tokens_by_source", "Tokens of admitted prompts.", sources, "source")
-        yield self._counter("prompt_tokens_cached_by_source", "Those of them that were cached.", tiers, "source")
+        yield self._counter(
+            "prompt_tokens_cached_by_source", "Tokens of admitted prompts that were cached.", tiers, "source"
+        )
         sleep = {self._engine: SLEEP_STATES}
         yield self._gauge("engine_sleep_state", "The engine never sleeps.", sleep, "sleep_state")
         for name, text in ZERO_COUNTERS:

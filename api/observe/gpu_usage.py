@@ -24,12 +24,12 @@ logger = logging.getLogger(__name__)
 _GAUGES: tuple[tuple[str, str, Callable[[Any, Any], float]], ...] = (
     (
         "gpu_utilization_ratio",
-        "Share of the last moments in which the GPU ran kernels, 0 to 1.",
+        "Fraction of the last sampling period in which the GPU ran kernels, from 0 to 1.",
         lambda nvml, device: nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100,
     ),
     (
         "gpu_memory_used_bytes",
-        "Memory of the GPU in use, that of other processes included.",
+        "GPU memory in use, including other processes.",
         lambda nvml, device: nvml.nvmlDeviceGetMemoryInfo(device).used,
     ),
     (

@@ -55,20 +55,20 @@ _REASONS = ("stop", "length", "abort", "error", "timeout")
 _ERRORS = ("internal_error", "engine_dead", "server_overloaded", "timeout", "structured_answer_broken")
 _METHODS = frozenset(("GET", "POST", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS"))
 _TOTALS = (
-    ("structured_answers_broken", "Finished answers that the safety net found invalid."),
-    ("reasoning_tokens", "Tokens of thoughts before answers."),
+    ("structured_answers_broken", "Finished answers that the final validation found invalid."),
+    ("reasoning_tokens", "Tokens of reasoning before answers."),
 )
 _OF_KEYS = (
-    ("key_requests", "Requests that ended, by the name of their key."),
-    ("key_prompt_tokens", "Tokens of their prompts."),
-    ("key_prompt_tokens_cached", "Those of them whose KV was cached."),
-    ("key_generation_tokens", "Tokens of their answers."),
+    ("key_requests", "Ended requests, by the name of their key."),
+    ("key_prompt_tokens", "Prompt tokens of these requests."),
+    ("key_prompt_tokens_cached", "Prompt tokens of these requests whose KV was cached."),
+    ("key_generation_tokens", "Generated tokens of these requests."),
 )
 _OF_ADAPTERS = (
-    ("adapter_requests", "Requests that ended, by their adapter."),
-    ("adapter_prompt_tokens", "Tokens of their prompts."),
-    ("adapter_prompt_tokens_cached", "Those of them whose KV was cached."),
-    ("adapter_generation_tokens", "Tokens of their answers."),
+    ("adapter_requests", "Ended requests, by their adapter."),
+    ("adapter_prompt_tokens", "Prompt tokens of these requests."),
+    ("adapter_prompt_tokens_cached", "Prompt tokens of these requests whose KV was cached."),
+    ("adapter_generation_tokens", "Generated tokens of these requests."),
 )
 
 
@@ -151,14 +151,12 @@ class FailureCounters:
 
     def __init__(self, families: MetricFamilies) -> None:
         self._labels = families.labels
-        self._rejections = families.counter(
-            "admission_rejections", "Requests that were not taken, by reason.", "reason"
-        )
+        self._rejections = families.counter("admission_rejections", "Rejected requests, by reason.", "reason")
         self._vllm_rejections = _vllm_rejections(families) if families.prefix == VLLM_PREFIX else None
-        self._errors = families.counter("request_errors", "Requests that ended in an error, by its code.", "error")
+        self._errors = families.counter("request_errors", "Requests that ended with an error, by error code.", "error")
         self._error_labels = BoundedLabels(MOST_ERRORS)
         # The labels are defined by the operator, because targets are names in the models file.
-        text = "Requests that another model took, by why and which."
+        text = "Requests that another model or provider answered, by reason and target."
         self._fallbacks = families.counter("fallback_requests", text, "reason", "target")
         for reason in Rejection.REASONS:
             self._rejections.labels(*self._labels, reason)
@@ -181,7 +179,7 @@ class FailureCounters:
 
 def _vllm_rejections(families: MetricFamilies) -> Counter:
     """Create vLLM's counter of refused requests. Its series have no engine label."""
-    name, text = VLLM_PREFIX + "admission_rejections", "Requests that a limit of the queue refused."
+    name, text = VLLM_PREFIX + "admission_rejections", "Requests rejected by a limit of the queue."
     counter = Counter(name, text, ("model_name", "reason"), registry=families.registry)
     for reason in VLLM_REJECTIONS.values():
         counter.labels(families.labels[0], reason)
@@ -237,12 +235,12 @@ class Metrics:
         self._sequences = SequenceHistograms(families, facts.max_model_len)
         self._usage = UsageCounters(families)
         self._failures = FailureCounters(families)
-        self._success = families.counter("request_success", "Sequences that ended, by reason.", "finished_reason")
-        text = "Requests for an answer of a certain form, by its kind."
+        self._success = families.counter("request_success", "Ended sequences, by reason.", "finished_reason")
+        text = "Requests with an output format, by its kind."
         self._structured = families.counter("structured_requests", text, "kind")
         self._totals = {name: families.counter(name, text).labels(*self._labels) for name, text in _TOTALS}
         # vLLM's dashboards read the metric under this name.
-        text = "Requests by route, method and class of status."
+        text = "Requests by route, method and status class."
         self._http = Counter("http_requests", text, ("handler", "method", "status"), registry=self.registry)
         # Series whose labels are known start at 0.
         for reason in _REASONS:

@@ -39,24 +39,24 @@ class ReplicaCollector:
             replicas.add_metric((self._model_name, state), states[state])
         yield replicas
         for name, text, value in (
-            ("replicas_wanted", "Replicas that there should be.", status.wanted),
-            ("requests_held", "Sequences that wait for a replica, as there is none.", status.num_held),
+            ("replicas_wanted", "Wanted number of replicas.", status.wanted),
+            ("requests_held", "Sequences that wait because no replica is ready.", status.num_held),
         ):
             gauge = GaugeMetricFamily(OWN_PREFIX + name, text, labels=("model_name",))
             gauge.add_metric((self._model_name,), value)
             yield gauge
         for name, text, value in (
-            ("replica_starts", "Replicas that have begun to serve.", status.num_started),
+            ("replica_starts", "Replicas that started to serve.", status.num_started),
             ("replica_losses", "Replicas that ended or hung.", status.num_lost),
-            ("replica_drains", "Replicas that ended as they were not wanted any more.", status.num_drained),
-            ("replays", "Sequences that went on on another replica.", status.num_replays),
+            ("replica_drains", "Replicas that ended because they were not needed any more.", status.num_drained),
+            ("replays", "Sequences that continued on another replica.", status.num_replays),
         ):
             counter = CounterMetricFamily(OWN_PREFIX + name, text, labels=("model_name",))
             counter.add_metric((self._model_name,), value)
             yield counter
         scalings = CounterMetricFamily(
             OWN_PREFIX + "replica_scalings",
-            "Changes of the wanted replicas by the load.",
+            "Changes of the wanted number of replicas because of the load.",
             labels=("model_name", "direction"),
         )
         scalings.add_metric((self._model_name, "up"), status.num_scaled_up)
@@ -78,12 +78,12 @@ class GatewayCollector:
         """Yield all metric families."""
         status = self._status()
         states = Counter(gateway.state for gateway in status.gateways)
-        gateways = GaugeMetricFamily(OWN_PREFIX + "gateways", "Processes that answer HTTP.", labels=("state",))
+        gateways = GaugeMetricFamily(OWN_PREFIX + "gateways", "Gateway processes, by state.", labels=("state",))
         for state in _STATES:
             gateways.add_metric((state,), states[state])
         yield gateways
         active = GaugeMetricFamily(
-            OWN_PREFIX + "gateway_requests", "Answers that a gateway is generating.", labels=("gateway",)
+            OWN_PREFIX + "gateway_requests", "Running requests of a gateway.", labels=("gateway",)
         )
         for gateway in status.gateways:
             active.add_metric((gateway.name,), gateway.active)

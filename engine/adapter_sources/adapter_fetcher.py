@@ -191,7 +191,7 @@ class AdapterFetcher:
         except TimeoutError:
             raise AdapterUnavailable(
                 f"{source} was not downloaded within {self._limits.seconds:g} seconds (--adapter-download-timeout). "
-                "What has come is kept, and the next download goes on from there."
+                "The part that was downloaded is kept, and the next attempt resumes there."
             ) from None
         except TransferBroken as error:
             raise AdapterUnavailable(f"{source} cannot be downloaded now: {error}.") from error
@@ -257,7 +257,7 @@ class _Fetch:
             found = self._from_cache(None)
             if found is not None:
                 return found
-            raise AdapterUnavailable(f"{self._source} was removed from the cache just now: try it again.")
+            raise AdapterUnavailable(f"{self._source} has just been removed from the cache: try again.")
         for _ in range(_TRIES):
             try:
                 remote = await self._client.find()
@@ -265,13 +265,13 @@ class _Fetch:
                 found = self._from_cache(None)
                 if found is None:
                     raise
-                logger.warning("%s: %s; taken as it was last seen, %s", self._source, error, found.origin)
+                logger.warning("%s: %s; using the cached copy, %s", self._source, error, found.origin)
                 return found
             try:
                 return self._from_cache(remote.version) or await self._downloaded(remote)
             except SourceChanged as error:
                 logger.warning("%s: %s; downloading it again", self._source, error)
-        raise AdapterUnavailable(f"{self._source} changed while it was downloaded, {_TRIES} times: try it again.")
+        raise AdapterUnavailable(f"{self._source} changed during the download, {_TRIES} times in a row: try again.")
 
     def _is_at_hand(self) -> bool:
         """Return whether the source is pinned and its content is cached, so that the source need not be asked."""
@@ -344,8 +344,8 @@ class _Fetch:
             digest = content_digest(partial)
             if self._source.digest not in ("", digest):
                 raise RequestError(
-                    f"{self._source} has other content: its SHA-256 is {digest}. Name that one, or look for who has "
-                    "changed it.",
+                    f"{self._source} has other content: its SHA-256 is {digest}. Give that digest, or find out who "
+                    "changed the files.",
                     code="adapter_digest_mismatch",
                 )
             folder = self._cache.publish(partial, digest)

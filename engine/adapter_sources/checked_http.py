@@ -89,7 +89,7 @@ class CheckedHttp:
             target = ""
         if not self._leads_well(target):
             raise RequestError(
-                f"{_shown(url)} redirects to {_shown(target or location)}, where --adapter-sources does not lead.",
+                f"{_shown(url)} redirects to {_shown(target or location)}, which --adapter-sources does not list.",
                 code="adapter_source_not_allowed",
             )
         return target
@@ -171,7 +171,7 @@ async def read_chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 def _refusal(host: str, address: str) -> RequestError:
     return RequestError(
-        f"{host} has the address {address}, which is not a public one, nor of a network that --adapter-sources lists.",
+        f"{host} has the address {address}, which is neither public nor in a network that --adapter-sources lists.",
         code="adapter_source_not_allowed",
     )
 

@@ -235,7 +235,7 @@ class DownloadCache:
         if excess > sum(entry.num_bytes for entry in free):
             used = sum(entry.num_bytes for entry in entries if not entry.is_free)
             raise CacheFull(
-                f"The cache of adapters has no room: {used:,} bytes are in use or being downloaded, of "
+                f"The cache of adapters is full: {used:,} bytes are in use or being downloaded; the limit is "
                 f"{self._most_bytes:,} (--max-adapter-cache-bytes).",
                 excess - sum(entry.num_bytes for entry in free),
             )

@@ -66,7 +66,7 @@ class HubClient:
         revision = self._source.revision or "main"
         config = await self._described(CONFIG, revision)
         if config is None:
-            raise AdapterNotFound(f"{self._source} is no adapter: it has no {CONFIG}.")
+            raise AdapterNotFound(f"{self._source} is not an adapter: it has no {CONFIG}.")
         commit, config_file = config
         if self._checks_commits:
             await self._check_on_branch(commit)
@@ -94,7 +94,8 @@ class HubClient:
         if not is_on_one:
             raise AdapterNotFound(
                 f"hf://{self._source.location} has no commit {self._source.revision} among the last "
-                f"{_MOST_COMMITS:,} of its branches and tags. Name one of these, or have an admin load this commit."
+                f"{_MOST_COMMITS:,} commits of its branches and tags. Give one of these, or ask an administrator to "
+                "load this commit."
             )
 
     def _is_on_branch(self, commit: str) -> bool:
@@ -131,7 +132,7 @@ class HubClient:
             raise _error_of(error, self._source) from error
         commit = found.commit_hash
         if commit is None or not _COMMIT.fullmatch(commit):
-            raise TransferBroken(f"{urlsplit(self._endpoint).hostname} names no commit for {self._source}")
+            raise TransferBroken(f"{urlsplit(self._endpoint).hostname} did not give a commit for {self._source}")
         # The address contains the commit, so that the file read is the file described.
         address = hf_hub_url(self._source.location, name, revision=commit, endpoint=self._endpoint)
         return commit, _file(name, address, found)
@@ -169,7 +170,7 @@ def _error_of(error: Exception, source: AdapterSource) -> Exception:
         case GatedRepoError():
             return AdapterNotFound(
                 f"{name} is gated: ask for access on its page, and start the server with HF_TOKEN of an account that "
-                "has it."
+                "has access."
             )
         case RepositoryNotFoundError():
             return AdapterNotFound(

@@ -78,7 +78,7 @@ class LocalClient:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode) or not os.path.samestat(
                 os.fstat(descriptor), path.stat()
             ):
-                raise RequestError(f"{name} at {self._source} is no regular file.")
+                raise RequestError(f"{name} at {self._source} is not a regular file.")
         except OSError as error:
             stream.close()
             raise TransferBroken(f"{name} at {self._source} was changed") from error

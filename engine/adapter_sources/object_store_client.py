@@ -35,7 +35,9 @@ class ObjectStoreClient:
         """Return the files. Raises as ``SourceClient.find``."""
         config = await self._described(CONFIG)
         if config is None:
-            raise AdapterNotFound(f"There is no {CONFIG} at s3://{self._source.location}, or no such bucket.")
+            raise AdapterNotFound(
+                f"There is no {CONFIG} at s3://{self._source.location}, or the bucket does not exist."
+            )
         weights = await self._described(WEIGHTS)
         if weights is None:
             pickle = await self._described(PICKLE)

@@ -106,10 +106,10 @@ async def download_file(
             fruitless = 0 if path.stat().st_size > before else fruitless + 1
             if fruitless >= _FRUITLESS:
                 raise
-            logger.warning("%s: %s; going on from byte %d", source, error, path.stat().st_size)
+            logger.warning("%s: %s; resuming at byte %d", source, error, path.stat().st_size)
             await asyncio.sleep(_FIRST_PAUSE * 2**fruitless)
     if not file.is_whole(path):
-        raise SourceChanged(f"{file.name} does not have the hash that its source names")
+        raise SourceChanged(f"{file.name} does not have the hash that its source gives")
     check = _check_config if file.name == CONFIG else _check_weights
     check(path, source)
 
@@ -150,7 +150,9 @@ class _Transfer:
                     self._tell(out.tell())
         size = self._path.stat().st_size
         if self._file.size is not None and size < self._file.size:
-            raise TransferBroken(f"{self._file.name} broke off after {size:,} of {self._file.size:,} bytes")
+            raise TransferBroken(
+                f"the download of {self._file.name} stopped after {size:,} of {self._file.size:,} bytes"
+            )
         self.is_complete = True
 
     def _check_chunk(self, chunk: bytes, at: int) -> None:
@@ -158,7 +160,7 @@ class _Transfer:
         if end > self._limits.of(self._file):
             raise self._limits.too_large(self._file, f"more than {end - 1:,}")
         if self._file.size is not None and end > self._file.size:
-            raise SourceChanged(f"{self._file.name} has more bytes than its source said")
+            raise SourceChanged(f"{self._file.name} has more bytes than its source stated")
         if self._is_weights and at == 0:
             _check_begin(chunk, self._source)
 
@@ -202,6 +204,6 @@ def _check_weights(path: Path, source: AdapterSource) -> None:
 
 def _no_weights(source: AdapterSource) -> RequestError:
     return RequestError(
-        f"{source} is no adapter: its weights are not in the format safetensors, or not whole.",
+        f"{source} is not an adapter: its weights are not in safetensors format, or are incomplete.",
         code="adapter_not_supported",
     )

@@ -56,7 +56,7 @@ class SourcePolicy:
         """Raise RequestError unless requests may load from a source."""
         if not self.allows(source):
             raise RequestError(
-                f"This server loads no adapter from {source}: --adapter-sources does not list it.",
+                f"This server does not load adapters from {source}: --adapter-sources does not list it.",
                 param=param,
                 code="adapter_source_not_allowed",
             )

@@ -33,7 +33,7 @@ _SEGMENT = re.compile(r"(?:[\w.~!$'()*+,;=:@-]|%(?!2[EeFf]|5[Cc]|00)[0-9A-Fa-f]{
 
 @dataclass(frozen=True, slots=True)
 class AdapterSource:
-    """Where an adapter comes from.
+    """Source of an adapter.
 
     Attributes:
         scheme: one of ``SCHEMES``.
@@ -86,23 +86,23 @@ def parse_source(text: str, param: str | None = None) -> AdapterSource:
         RequestError: the text has none of the forms that are listed above, or has parts that are not allowed.
     """
     if len(text) > MOST_CHARACTERS:
-        raise RequestError(f"An adapter's source has at most {MOST_CHARACTERS} characters.", param=param)
+        raise RequestError(f"An adapter's source may have at most {MOST_CHARACTERS} characters.", param=param)
     found = _SCHEME.match(text)
     scheme = found[1].lower() if found else "hf"
     rest = text[found.end() :] if found else text
     if scheme not in SCHEMES:
-        raise RequestError(f"An adapter's source is {FORMS}, not {quoted(text)}.", param=param)
+        raise RequestError(f"An adapter's source must be {FORMS}, not {quoted(text)}.", param=param)
     if scheme == "hf":
         return _hub_source(rest, text, param)
     pinned = _DIGEST.fullmatch(rest)
     place, digest = (pinned[1], pinned[2].lower()) if pinned else (rest, "")
     location = None if "@sha256:" in place else location_of(scheme, place)
     if location is None or not location.partition("/")[2]:
-        raise RequestError(f"{quoted(text)} is no source of an adapter: {_PARTS[scheme]}", param=param)
+        raise RequestError(f"{quoted(text)} is not an adapter's source: {_PARTS[scheme]}", param=param)
     return AdapterSource(scheme, location, digest=digest)
 
 
-_PIN = "with @sha256: and 64 hexadecimal digits behind it or nothing."
+_PIN = "optionally followed by @sha256: and 64 hexadecimal digits."
 _PARTS = {
     "s3": f"it must be s3://BUCKET/FOLDER, {_PIN}",
     "https": f"it must be https://HOST/FOLDER without user, query, fragment, '.' or '..', {_PIN}",
@@ -127,7 +127,9 @@ def location_of(scheme: str, place: str) -> str | None:
 def _hub_source(rest: str, text: str, param: str | None) -> AdapterSource:
     name, _, revision = rest.removesuffix("/").partition("@")
     if not is_hub_name(rest.removesuffix("/")):
-        raise RequestError(f"{quoted(text)} is no name on the Hub: org/name or org/name@revision.", param=param)
+        raise RequestError(
+            f"{quoted(text)} is not a name on the Hub: it must be org/name or org/name@revision.", param=param
+        )
     return AdapterSource("hf", name, revision)
 
 

@@ -33,7 +33,7 @@ class WebClient:
         """Return the files, as their headers describe them. Raises as ``SourceClient.find``."""
         config = await self._described(CONFIG)
         if config is None:
-            raise AdapterNotFound(f"There is no {CONFIG} below {self._url}.")
+            raise AdapterNotFound(f"There is no {CONFIG} at {self._url}.")
         weights = await self._described(WEIGHTS)
         if weights is None:
             raise no_weights(self._url, has_pickle=await self._described(PICKLE) is not None)
@@ -78,7 +78,7 @@ def no_weights(place: str, *, has_pickle: bool) -> RequestError:
     """Return the error of a folder that has no weights in safetensors, but perhaps a pickle."""
     if has_pickle:
         return RequestError(
-            f"{place} holds {PICKLE} alone, a pickle, which can run any code when it is loaded. Save the adapter as "
+            f"{place} has only {PICKLE}, a pickle, which can run any code when it is loaded. Save the adapter as "
             f"{WEIGHTS}."
         )
     return AdapterNotFound(f"There is no {WEIGHTS} at {place}.")
@@ -103,7 +103,7 @@ def _first_byte(response: aiohttp.ClientResponse, start: int) -> int:
         return 0
     given = response.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
     if given != str(start):
-        raise TransferBroken(f"the server sends the part from {given[:20]} on, not that from {start}")
+        raise TransferBroken(f"the server sent the bytes from {given[:20]} on, not those from {start}")
     return start
 
 

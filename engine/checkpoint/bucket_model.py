@@ -116,7 +116,9 @@ def _kept(folder: Path, place: str, files: list[_BucketFile], progress: Progress
                 shutil.rmtree(folder / "partial", ignore_errors=True)
             _write(folder / "latest", str(found))
     except ConnectionError as error:
-        raise ModelError(f"--model: {error}. What has come is kept: the next start goes on from there.") from error
+        raise ModelError(
+            f"--model: {error}. The part that was downloaded is kept: the next start resumes there."
+        ) from error
     except OSError as error:
         raise ModelError(
             f"The model cache {folder} cannot be written: {error.strerror or error}. "
@@ -200,9 +202,11 @@ class _Store:
             wanted_names = [each for each in found if _is_wanted(each.name, wanted, ignored)]
             found = [each for each in wanted_names if each.address == f"{self._place}/{each.name}"]
         elif not self._place.endswith(".gguf"):
-            raise ModelError(f"--model: s3://{self._place} is a file, and no .gguf file.")
+            raise ModelError(f"--model: s3://{self._place} is a file, but not a .gguf file.")
         if not found:
-            raise ModelError(f"--model: there is no model at s3://{self._place}: no files, or no such bucket.")
+            raise ModelError(
+                f"--model: there is no model at s3://{self._place}: the folder is empty, or the bucket does not exist."
+            )
         return sorted(found, key=lambda each: each.name)
 
     def read(self, file: _BucketFile, target: Path, progress: Progress | None) -> None:
@@ -210,7 +214,7 @@ class _Store:
         opened = partial(self._files.open, file.address, "rb", cache_type="none")
         with target.open("ab") as out, self._asked(opened) as stream:
             if (stream.details.get("ETag"), stream.size) != (file.etag, file.size):
-                raise ModelError(f"--model: s3://{file.address} has changed while it was downloaded. Start again.")
+                raise ModelError(f"--model: s3://{file.address} changed during the download. Start again.")
             stream.seek(out.tell())
             while out.tell() < file.size:
                 if not (part := self._asked(stream.read, PART_BYTES)):
@@ -226,7 +230,9 @@ class _Store:
         try:
             return call(*arguments)
         except FileNotFoundError as error:
-            raise ModelError(f"--model: there is no model at {place}: no files, or no such bucket.") from error
+            raise ModelError(
+                f"--model: there is no model at {place}: the folder is empty, or the bucket does not exist."
+            ) from error
         except PermissionError as error:
             raise ModelError(f"--model: {place} may not be read with this machine's credentials.") from error
         except NoCredentialsError as error:
@@ -236,7 +242,7 @@ class _Store:
             ) from error
         except Exception as error:  # those of fsspec, botocore and its HTTP client have no common base class
             if "PreconditionFailed" in str(error) or type(error).__name__ == "FileExpired":
-                raise ModelError(f"--model: {place} has changed while it was downloaded. Start again.") from error
+                raise ModelError(f"--model: {place} changed during the download. Start again.") from error
             raise ConnectionError(f"the object store does not answer for {place} ({type(error).__name__})") from error
 
 

@@ -28,7 +28,10 @@ _CONFIG = "config.json"
 _NESTED = "_config"
 _FOLDER = "overridden"
 _ROPE_OLD, _ROPE_NEW = "rope_scaling", "rope_parameters"
-_ROPE_KEPT = ("rope_theta", "partial_rotary_factor")  # stand beside ``rope_scaling``, and within ``rope_parameters``
+_ROPE_KEPT = (
+    "rope_theta",
+    "partial_rotary_factor",
+)  # These keys are given beside ``rope_scaling`` and within ``rope_parameters``.
 _held: dict[Path, int] = {}
 """The descriptors of folders that this process uses, whose locks it keeps."""
 
@@ -89,7 +92,8 @@ def _overridden(files: ModelFiles, overrides: Mapping[str, Any]) -> ModelFiles:
             _make(folder, source.name, written, links)
     except OSError as error:
         raise ModelError(
-            f"{HF_OVERRIDES}: no folder for the model with its overrides could be made: {error.strerror or error}."
+            f"{HF_OVERRIDES}: the folder for the model with its overrides could not be created: "
+            f"{error.strerror or error}."
         ) from error
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{_CONFIG} is not JSON.") from error

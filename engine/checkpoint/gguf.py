@@ -117,7 +117,9 @@ class GgufFile:
         self.parts = (self, *others)
         stated = self.metadata.get(_SPLIT_TENSORS, len(self.tensors))
         if stated != len(self.tensors):
-            raise ModelError(f"its files hold {len(self.tensors)} tensors together, not {quoted(stated)} as it says")
+            raise ModelError(
+                f"its files hold {len(self.tensors)} tensors together, but its metadata states {quoted(stated)}"
+            )
 
     @classmethod
     def open(cls, path: Path) -> GgufFile:
@@ -150,7 +152,7 @@ class GgufFile:
         """Open a further file of a split model. Raises ModelError."""
         path = first.with_name(name)
         if not path.is_file():
-            raise ModelError(f"{first.name} is one of {count} files of a model, and {name} is missing beside it.")
+            raise ModelError(f"{first.name} is one of {count} files of a model, but {name} is missing from its folder.")
         try:
             with path.open("rb") as file:
                 part = cls(path, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
@@ -174,7 +176,7 @@ class GgufFile:
         if (advice := getattr(mmap, "MADV_DONTNEED", None)) is None or not data.nbytes:
             return
         start = data.ctypes.data - self._bytes.ctypes.data
-        if not 0 <= start < self._bytes.nbytes:  # of another file of a split model
+        if not 0 <= start < self._bytes.nbytes:  # The data is in another file of a split model.
             for part in self.parts[1:]:
                 if 0 <= data.ctypes.data - part._bytes.ctypes.data < part._bytes.nbytes:
                     part.release(data)
@@ -210,7 +212,7 @@ def begins_as_gguf(path: Path) -> bool:
 
 def _add(table: dict[str, Any], name: str, value: Any, what: str) -> None:
     if name in table:
-        raise ModelError(f"the {what} {quoted(name)} is there twice")
+        raise ModelError(f"the {what} {quoted(name)} appears twice")
     table[name] = value
 
 
@@ -226,7 +228,9 @@ class _Reader:
         """Advance the position by ``count`` bytes, and return the old position."""
         start = self.position
         if count > self.size - start:
-            raise ModelError(f"truncated or malformed: {what} needs {count} bytes where {self.size - start} are left")
+            raise ModelError(
+                f"truncated or malformed: {what} needs {count} bytes, but only {self.size - start} are left"
+            )
         self.position = start + count
         return start
 
@@ -256,7 +260,9 @@ class _Reader:
             start = position + 8
             position = start + length_at(mapped, position)[0]
             if position > size:
-                raise ModelError(f"truncated or malformed: a string of {what} ends {position - size} bytes too late")
+                raise ModelError(
+                    f"truncated or malformed: a string of {what} ends {position - size} bytes after the end of the file"
+                )
             raw.append(mapped[start:position])
         self.position = position
         return [_decode(item, what) for item in raw]
@@ -275,13 +281,13 @@ def _read_header(reader: _Reader) -> tuple[int, int]:
         raise ModelError("not a GGUF file: it does not begin with the letters GGUF")
     version = reader.u32("the version")
     if version not in (2, 3):
-        raise ModelError(f"GGUF version {version} in little-endian order is not supported, only 2 and 3 are")
+        raise ModelError(f"GGUF version {version} in little-endian order is not supported; versions 2 and 3 are")
     num_tensors, num_metadata = reader.u64("the number of tensors"), reader.u64("the number of metadata entries")
     least = num_tensors * _LEAST_TENSOR + num_metadata * _LEAST_METADATA
     if least > reader.size - reader.position:
         raise ModelError(
-            f"truncated or malformed: {num_tensors} tensors and {num_metadata} metadata entries need at least {least} "
-            f"bytes where {reader.size - reader.position} are left"
+            f"truncated or malformed: {num_tensors} tensors and {num_metadata} metadata entries need at least "
+            f"{least} bytes, but only {reader.size - reader.position} are left"
         )
     return num_tensors, num_metadata
 
@@ -322,7 +328,7 @@ def _read_tensor(reader: _Reader) -> GgufTensor:
     kind, offset = reader.u32(what), reader.u64(what)
     if kind not in TENSOR_TYPES:
         kind_name = _OTHER_TENSOR_TYPES.get(kind, str(kind))
-        known = "docs/reference/models.md lists those that are"
+        known = "docs/reference/models.md lists the supported types"
         raise ModelError(f"{what} is of type {kind_name}, which is not supported; {known}")
     type_name, block, block_bytes = TENSOR_TYPES[kind]
     if dims[0] % block:

@@ -39,7 +39,8 @@ _RENAMED = {
     "expert_used_count": "num_experts_per_tok",
 }
 # More keys whose values are read unchanged, for families that honour them.
-_EPSILONS = {"attention.layer_norm_rms_epsilon": False, "attention.layer_norm_epsilon": True}  # of layer norms
+# Keys of the epsilon, and whether the norm is a layer norm.
+_EPSILONS = {"attention.layer_norm_rms_epsilon": False, "attention.layer_norm_epsilon": True}
 _MULTIPLIERS = {
     "attention.scale": "attention_multiplier",
     "embedding_scale": "embedding_multiplier",
@@ -286,7 +287,7 @@ def _latent(fields: Fields, family: Family) -> dict[str, Any]:
     """Return the parts of latent attention, and the groups of experts."""
     rotary, groups = fields.integer("rope.dimension_count"), "expert_group_count"
     if not fields.has(groups) and fields.integer("expert_count") > _MOST_WITHOUT_GROUPS:
-        raise fields.wrong(groups, "there with so many experts; newer files of the same model have it")
+        raise fields.wrong(groups, "set for so many experts (newer files of the model set it)")
     fields.integer("expert_gating_func", low=1, high=2, default=1)  # has chosen the family
     count = fields.integer(groups, default=1)
     greedy = "greedy" if count == 1 else "group_limited_greedy"
@@ -373,7 +374,7 @@ def predicting_layers(file: GgufFile, config: ModelConfig) -> range:
 def _state_space(file: GgufFile, fields: Fields) -> dict[str, Any]:
     """Return the values of state spaces and positions in a file of Granite 4 H."""
     if not fields.has("attention.scale"):  # files of Bamba have the same architecture's name
-        raise fields.wrong("attention.scale", "there, as in files of Granite")
+        raise fields.wrong("attention.scale", "set, as in files of Granite")
     heads = fields.integer("ssm.time_step_rank")
     inner = fields.integer("ssm.inner_size")
     if inner % heads:
@@ -451,10 +452,10 @@ def _with_factors(config: ModelConfig, file: GgufFile) -> ModelConfig:
 
 def _factors(file: GgufFile, name: str) -> tuple[float, ...]:
     if name not in file.tensors or file.tensors[name].type != "F32":
-        raise ModelError(f"The GGUF tensor {name} must be there, of type F32.")
+        raise ModelError(f"The GGUF tensor {name} must exist and have type F32.")
     factors = file.data(name).view("<f4")
     if not (np.isfinite(factors).all() and (factors > 0).all()):
-        raise ModelError(f"The GGUF tensor {name} must have finite numbers above 0.")
+        raise ModelError(f"The GGUF tensor {name} must contain only finite numbers above 0.")
     return tuple(factors.tolist())
 
 

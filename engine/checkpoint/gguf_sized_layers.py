@@ -35,7 +35,7 @@ def sized_layers(file: GgufFile, fields: Fields, divisors: tuple[float, ...] | N
         ModelError: a value is invalid, or requests a feature that is not computed.
     """
     if fields.integer("expert_count", low=0, default=0):
-        raise fields.wrong("expert_count", "0: experts beside an MLP are read from folders alone")
+        raise fields.wrong("expert_count", "0 (experts beside an MLP are supported only in Hugging Face format)")
     count = fields.integer("block_count", high=_MOST)
     is_local = _of_layers(fields, _PATTERN, count)
     full, local = _head_dim(fields, ""), _head_dim(fields, "_swa")
@@ -98,7 +98,9 @@ def _same(fields: Fields, kv_heads: list[int], is_local: list[int], kind: bool) 
     """Return the number of KV heads of the layers of a kind, None without such layers. Raises ModelError."""
     found = {each for each, local in zip(kv_heads, is_local, strict=True) if bool(local) is kind}
     if len(found) > 1 or 0 in found:
-        raise fields.wrong("attention.head_count_kv", "the same in all layers with a window, and in all without")
+        raise fields.wrong(
+            "attention.head_count_kv", "the same in all layers with a window, and the same in all layers without one"
+        )
     return next(iter(found), None)
 
 
@@ -109,6 +111,6 @@ def _full_rope(fields: Fields, dim: int, divisors: tuple[float, ...] | None) -> 
         return {"rope_type": "default", **theta}
     turned = [each for each in divisors if each < _UNTURNED]
     if len(divisors) != dim // 2 or list(divisors[: len(turned)]) != [1.0] * len(turned):
-        raise ModelError(f"The GGUF tensor rope_freqs.weight must be {dim // 2} numbers, ones and then infinite ones.")
+        raise ModelError(f"The GGUF tensor rope_freqs.weight must be {dim // 2} numbers: first ones, then infinities.")
     # Half a dimension more than the pairs have, so that rounding the quotient cannot lose a pair.
     return {"rope_type": "proportional", "partial_rotary_factor": (2 * len(turned) + 0.5) / dim, **theta}

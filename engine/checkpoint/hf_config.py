@@ -43,11 +43,11 @@ _LONGEST_NAME = 80  # characters of an unknown architecture that are compared wi
 MAX_LENGTH = 1 << 30
 
 _BARE, _CLASSIFIER = "Model", "ForSequenceClassification"
-_DEFAULT_CLASSES = 2  # of the transformers library, for a config that names none
+_DEFAULT_CLASSES = 2  # Number of classes in the transformers library if a config has no labels.
 _MOST_CLASSES = 1 << 16
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
-_WINDOW_FLAGS, _WINDOW_PERIOD = "hybrid_layer_pattern", 6  # of MiMo V2
+_WINDOW_FLAGS, _WINDOW_PERIOD = "hybrid_layer_pattern", 6  # Key and period of MiMo V2's windows.
 _INDEXED = ("indexed_attention", "deepseek_sparse_attention")
 
 _ACTIVATIONS: dict[str, Activation | Literal["xielu"]] = {
@@ -76,7 +76,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
 _MULTIPLIERS: dict[str, tuple[Any, ...]] = {
     "attention_multiplier": (), "embedding_multiplier": (1.0,), "residual_multiplier": (1.0,), "logits_scaling": (1.0,),
 }  # fmt: skip
-_LAYER_HEADS = "num_attention_heads_per_layer"  # of Laguna
+_LAYER_HEADS = "num_attention_heads_per_layer"  # Key of Laguna.
 _BIASES = ("attention_bias", "mlp_bias", "attention_out_bias", "use_bias")
 
 
@@ -113,7 +113,7 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         *(parts for key, parts in family.optional_biases.items() if fields.flag(key))
     )
     if (family.head_bias or fields.flag("norm_head")) and fields.flag("tie_word_embeddings"):
-        raise fields.wrong("tie_word_embeddings", "false, for the head is more than a matrix")
+        raise fields.wrong("tie_word_embeddings", "false, because this model's head has a bias or is normalised")
     embedding_scale, residual_scale, logit_scale = _scales(fields, family, hidden)
     layers = _layers(fields, family, latent.rotary_dim if latent else head_dim)
     eps_key = family.rms_eps_key if family.rms_eps_key and fields.has(family.rms_eps_key) else family.eps_key
@@ -197,7 +197,7 @@ def _mlp_size(fields: Fields, family: Family) -> int:
     key = family.mlp_size_key
     size = fields.integer(key if fields.has(key) else family.mlp_size_default or key)
     if family.halved_mlp and size % 2:
-        raise fields.wrong(family.mlp_size_key, "an even number, the rows of gate and up together")
+        raise fields.wrong(family.mlp_size_key, "an even number (the rows of gate and up together)")
     return size // 2 if family.halved_mlp else size
 
 
@@ -349,9 +349,9 @@ def _token_index(fields: Fields) -> TokenIndex:
         interleaved=fields.flag("indexer_rope_interleave"),
     )
     if found.dim < fields.integer("qk_rope_head_dim", high=1 << 16):
-        raise fields.wrong("index_head_dim", "at least qk_rope_head_dim, the dimensions that are rotated")
+        raise fields.wrong("index_head_dim", "at least qk_rope_head_dim, the number of rotated dimensions")
     if not fields.has("q_lora_rank"):
-        raise fields.wrong("q_lora_rank", "a number, for the index reads what it is the width of")
+        raise fields.wrong("q_lora_rank", "a number, because the index reads the compressed query of this size")
     return found
 
 
@@ -367,7 +367,7 @@ def _shared_indices(fields: Fields, family: Family, count: int) -> list[bool]:
     words = {"F": "full", "S": "shared"}
     kinds = [words.get(letter, letter) for letter in listed] if isinstance(listed, str | list) else []
     if len(kinds) != count or kinds[0] != "full" or not set(kinds) <= {"full", "shared"}:
-        raise fields.wrong("indexer_types", f"a list of {count} times full or shared, of which the first is full")
+        raise fields.wrong("indexer_types", f"a list of {count} entries, each full or shared, the first of them full")
     return [kind == "shared" for kind in kinds]
 
 
@@ -446,7 +446,7 @@ def _head_dim(fields: Fields, hidden: int, heads: int) -> int:
     if fields.has("head_dim"):
         return fields.integer("head_dim", high=1 << 16)
     if hidden % heads:
-        raise fields.wrong("hidden_size", f"a multiple of num_attention_heads {heads}, for there is no head_dim")
+        raise fields.wrong("hidden_size", f"a multiple of num_attention_heads {heads}, because head_dim is not set")
     return hidden // heads
 
 
@@ -557,7 +557,7 @@ def _layers(fields: Fields, family: Family, head_dim: int) -> tuple[LayerConfig,
 def _check_index_size(fields: Fields, indices: list[BlockIndex | None], rope: Rope) -> None:
     """Raise ModelError for an index of blocks whose heads have fewer dimensions than attention rotates."""
     if any(each is not None and each.dim < rope.dim for each in indices):
-        raise fields.wrong("index_head_dim", f"at least {rope.dim}, the dimensions that are rotated")
+        raise fields.wrong("index_head_dim", f"at least {rope.dim}, the number of rotated dimensions")
 
 
 def _window(fields: Fields, family: Family) -> int:
@@ -610,7 +610,7 @@ def _layer_types(fields: Fields, family: Family, rotary: list[bool]) -> list[str
     if family.indexed and isinstance(listed, list):
         listed = [FULL if kind in _INDEXED else kind for kind in listed]
     if not isinstance(listed, list) or len(listed) != count or any(kind not in (FULL, limited) for kind in listed):
-        raise fields.wrong("layer_types", f"a list of {count} times {FULL} or {limited}")
+        raise fields.wrong("layer_types", f"a list of {count} entries, each {FULL} or {limited}")
     if family.windows == "flagged" and fields.has(_WINDOW_FLAGS) and listed != _derived_types(fields, family, rotary):
         raise fields.wrong(_WINDOW_FLAGS, f"a list with 1 for the layers that layer_types calls {SLIDING}")
     if family.windows in ("never", "all") and listed != _derived_types(fields, family, rotary):

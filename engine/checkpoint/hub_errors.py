@@ -17,8 +17,8 @@ def hub_fault(model: str, revision: str | None, error: Exception) -> str:
         )
     if isinstance(error, errors.RepositoryNotFoundError):
         return (
-            f"there is no folder or file {model} here, and the hub has no such model, or it is private. "
-            "Try: hf auth login, or rootgraft list for those that are here"
+            f"there is no folder or file {model} here, and the hub has no such model, or it is private. Try: hf auth "
+            "login, or rootgraft list for the models on this machine"
         )
     if isinstance(error, errors.RevisionNotFoundError):
         return f"--revision: {model} has no branch, tag or commit {revision}. Try: rootgraft pull {model}"
@@ -32,10 +32,10 @@ def hub_fault(model: str, revision: str | None, error: Exception) -> str:
         return f"{model} is not in the hub's cache, and HF_HUB_OFFLINE is set. Try: {command}"
     if isinstance(error, errors.LocalEntryNotFoundError | ConnectionError) or "connect" in reason.lower():
         return (
-            f"there is no folder or file {model} here, and the hub cannot be reached: {reason.rstrip('.')}. "
-            f"Try: rootgraft list for models that are here, or HF_ENDPOINT=https://mirror rootgraft pull {model}"
+            f"there is no folder or file {model} here, and the hub cannot be reached: {reason.rstrip('.')}. Try: "
+            f"rootgraft list for the models on this machine, or HF_ENDPOINT=https://mirror rootgraft pull {model}"
         )
-    return f"there is no folder or file {model} here, and the hub did not give it: {reason}"
+    return f"there is no folder or file {model} here, and it could not be downloaded from the hub: {reason}"
 
 
 def _reason(error: Exception) -> str:

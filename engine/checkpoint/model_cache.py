@@ -70,7 +70,7 @@ def remove(model: CachedModel) -> None:
         ModelError: the model is outside of the cache, for example behind a symbolic link, or cannot be deleted.
     """
     if model.path.is_symlink() or model.cache.resolve() not in model.path.resolve().parents:
-        raise ModelError(f"{model.path} leads out of the cache {model.cache}: nothing was removed.")
+        raise ModelError(f"{model.path} is outside the cache {model.cache}: nothing was removed.")
     try:
         if model.path.is_file():
             model.path.unlink()
@@ -131,7 +131,7 @@ def _bucket_models() -> Iterator[CachedModel]:
     cache = cache_folder()
     for copy in bucket_copies(cache):
         files = list(_files_below(copy.folder))
-        kind, fault = "", "its download has not ended: rootgraft pull fetches the rest"
+        kind, fault = "", "its download is incomplete: rootgraft pull fetches the rest"
         if copy.path is not None:
             kind, fault = _gguf(copy.path) if copy.path.is_file() else _describe(copy.model, copy.path)[1:]
         yield CachedModel(
@@ -183,7 +183,7 @@ def _describe(name: str, folder: Path) -> tuple[str, str, str]:
 
 def _fault_of_folder(folder: Path) -> str:
     if not (folder / "config.json").is_file():
-        return "it has no config.json: no language model, or one that was not fetched as a whole"
+        return "it has no config.json: it is not a language model, or its download is incomplete"
     try:
         read_model_config(folder)
     except UnknownArchitecture as error:
@@ -194,7 +194,7 @@ def _fault_of_folder(folder: Path) -> str:
     index = _json(folder / _INDEX).get("weight_map")
     shards = sorted(set(index.values())) if isinstance(index, dict) else ["model.safetensors"]
     missing = [name for name in (*map(str, shards), _TOKENIZER) if not (folder / name).exists()]
-    return f"{missing[0]} is missing: rootgraft pull fetches what is not there" if missing else ""
+    return f"{missing[0]} is missing: rootgraft pull fetches the missing files" if missing else ""
 
 
 def _gguf(path: Path) -> tuple[str, str]:

@@ -167,7 +167,7 @@ class BlockIndex:
 
     @property
     def most_tokens(self) -> int:
-        """Largest number of tokens of which a token sees all."""
+        """Largest context in which the index chooses all tokens."""
         return self.most * self.size
 
 

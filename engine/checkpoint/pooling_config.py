@@ -119,7 +119,7 @@ class _Modules:
         for module in _list(folder / _MODULES):
             kind, path = str(module.get("type", "")).rpartition(".")[2], folder / str(module.get("path", ""))
             if not path.resolve().is_relative_to(folder.resolve()):
-                raise ModelError(f"{_MODULES}: the path {quoted(module.get('path'))} leaves the model's folder.")
+                raise ModelError(f"{_MODULES}: the path {quoted(module.get('path'))} is outside the model's folder.")
             found._add(kind, path, folder)
         if not found.modes:
             found._refuse(f"{_MODULES} names no Pooling")
@@ -127,13 +127,13 @@ class _Modules:
 
     def _add(self, kind: str, path: Path, folder: Path) -> None:
         if self.normalizes and kind in ("Dense", "Pooling"):
-            self._refuse(f"{kind} behind Normalize in {_MODULES} is not computed")
+            self._refuse(f"{kind} after Normalize in {_MODULES} is not supported")
         match kind:
             case "Transformer":
                 texts = _optional(path / _TEXTS) or _optional(folder / _TEXTS)
                 self.max_length = _length(texts)
                 if texts.get("do_lower_case"):
-                    self._refuse(f"do_lower_case of {_TEXTS} is not computed")
+                    self._refuse(f"do_lower_case of {_TEXTS} is not supported")
             case "Pooling" if not self.modes:
                 self._add_pooling(_object(path / CONFIG))
             case "Dense" if self.modes:
@@ -143,7 +143,7 @@ class _Modules:
             case "Dropout":
                 pass
             case _:
-                self._refuse(f"the module {kind!r} in this place of {_MODULES} is not computed")
+                self._refuse(f"the module {kind!r} at this position of {_MODULES} is not supported")
 
     def _add_pooling(self, config: dict[str, Any]) -> None:
         named = config.get("pooling_mode") or [mode for flag, mode in _FLAGS.items() if config.get(flag)] or "mean"
@@ -154,16 +154,16 @@ class _Modules:
         self.includes_prompt = config.get("include_prompt", True) is not False
         if unknown := [mode for mode in modes if mode not in _MODES]:
             self.modes = ("lasttoken",)
-            self._refuse(f"its pooling is {quoted(unknown[0])}; computed are {', '.join(_MODES)}")
+            self._refuse(f"its pooling is {quoted(unknown[0])}; supported are {', '.join(_MODES)}")
 
     def _add_dense(self, path: Path, config: dict[str, Any]) -> None:
         size_in, size = config.get("in_features"), config.get("out_features")
         place = path.name
         if type(size_in) is not int or type(size) is not int or min(size_in, size) < 1:
-            raise ModelError(f"{place}/{CONFIG} must name in_features and out_features as whole numbers.")
+            raise ModelError(f"{place}/{CONFIG} must give in_features and out_features as whole numbers.")
         names = config.get("module_input_name", "sentence_embedding"), config.get("module_output_name")
         if config.get("use_residual") or names[0] != "sentence_embedding" or names[1] not in (None, names[0]):
-            self._refuse(f"use_residual or other inputs of {place} are not computed")
+            self._refuse(f"use_residual or other inputs of {place} are not supported")
         activation = str(config.get("activation_function") or "torch.nn.modules.activation.Tanh").rpartition(".")[2]
         self.dense.append(DenseModule(path, place, size_in, size, config.get("bias", True) is not False, activation))
 
@@ -187,7 +187,7 @@ def _embedding(folder: Path, size: int) -> dict[str, Any]:
     texts = tuple((str(name), text) for name, text in prompts.items() if isinstance(text, str))
     default = asked.get("default_prompt_name")
     if default is not None and default not in dict(texts):
-        raise ModelError(f"{_PROMPTS}: default_prompt_name {quoted(default)} is none of its prompts.")
+        raise ModelError(f"{_PROMPTS}: default_prompt_name {quoted(default)} is not one of its prompts.")
     return {
         "is_embedder": bool(read.modes),
         "size": _checked_sizes(size * max(1, len(read.modes)), read.dense),

@@ -109,7 +109,7 @@ def _answer(form: str, config: Mapping[str, Any]) -> FormAnswer:
             return FormAnswer(form, "", str(error))
         if form == PLAIN:
             return FormAnswer(form, "by the transformers library")
-        return FormAnswer(form, "", f"The transformers library computes {error.architecture} from 16 bits alone.")
+        return FormAnswer(form, "", f"The transformers library supports {error.architecture} only with 16-bit weights.")
     except ModelError as error:
         return FormAnswer(form, "", str(error))
     return FormAnswer(form, f"by our decoder, as {found.family}")
@@ -121,7 +121,11 @@ def _quantised_answer(form: str, config: Mapping[str, Any]) -> FormAnswer:
     if found.loads and any(
         layer.mixture is not None and layer.mixture.names.storage != "modules" for layer in model_config(config).layers
     ):
-        return FormAnswer(form, "", "Quantised experts are not read one by one where the model has them in one tensor.")
+        return FormAnswer(
+            form,
+            "",
+            "Quantised experts stored one by one are not supported for a model that stores its experts in one tensor.",
+        )
     return found
 
 
@@ -132,7 +136,7 @@ def _gguf_answers(config: Mapping[str, Any]) -> list[FormAnswer]:
     found = []
     for form, types in zip(GGUF_FORMS, _GGUF_TYPES.values(), strict=True):
         unread = sorted(set(types) - read)
-        why = fault or (f"Tensors of the type {unread[0]} are not read." if unread else "")
+        why = fault or (f"Tensors of type {unread[0]} are not supported." if unread else "")
         found.append(FormAnswer(form, "" if why else f"as {name}", why))
     return found
 
@@ -145,6 +149,6 @@ def _gguf_name(config: Mapping[str, Any]) -> tuple[str, str]:
         return "", str(error)
     family = BY_NAME[found.family]
     if any(layer.mixture is not None and layer.mixture.is_beside_mlp for layer in found.layers):
-        return "", "Experts beside an MLP are not read from GGUF files."
+        return "", "Experts beside an MLP are not supported in GGUF files."
     name = GGUF_OF_WHOLE.get(config["architectures"][0]) or _GGUF_AS.get(family.name, family.gguf_name)
-    return (name, "") if name is not None else ("", f"GGUF files of {family.architecture} are not read.")
+    return (name, "") if name is not None else ("", f"GGUF files of {family.architecture} are not supported.")

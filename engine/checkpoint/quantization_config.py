@@ -30,7 +30,7 @@ Layout = Literal[
 
 KEY: Final = "quantization_config"
 _WHERE: Final = f"config.json: {KEY}"
-_GPTQ_FILE: Final = "quantize_config.json"  # of AutoGPTQ before transformers read its keys from config.json
+_GPTQ_FILE: Final = "quantize_config.json"  # File of AutoGPTQ from before transformers read its keys from config.json.
 _MODELOPT_FILE: Final = "hf_quant_config.json"
 FILES: Final = (_GPTQ_FILE, _MODELOPT_FILE)
 """Files beside ``config.json`` that say how weights are quantised."""
@@ -38,7 +38,7 @@ FILES: Final = (_GPTQ_FILE, _MODELOPT_FILE)
 KvScaleForm = Literal["int8", "fp8"]
 """Numbers that a checkpoint's static scales of keys and values are made for."""
 
-_SCHEME_KEYS: Final = ("quant_type", "weights", "quant_config")  # of torchao, quanto, HQQ
+_SCHEME_KEYS: Final = ("quant_type", "weights", "quant_config")  # Keys of torchao, quanto and HQQ.
 _REGEX: Final = "re:"
 _MOST_PATTERNS: Final = 10_000
 _GROUPS: Final = (16, 32, 64, 128, 256, 512, 1024)
@@ -303,7 +303,7 @@ def _mxfp4(fields: Fields) -> tuple[_Rule, ...]:
 def _compressed_tensors(fields: Fields) -> tuple[_Rule, ...]:
     groups = fields.values.get("config_groups")
     if not isinstance(groups, dict) or not all(isinstance(each, dict) for each in groups.values()):
-        raise fields.wrong("config_groups", "an object of schemes (names of presets are not read)")
+        raise fields.wrong("config_groups", "an object of schemes (names of presets are not supported)")
     _only(fields, "sparsity_config", {}, {"format": "dense"})
     form = fields.values.get("format")
     return tuple(_compressed_group(name, each, form) for name, each in groups.items() if each.get("weights"))

@@ -35,14 +35,18 @@ def block_index_keys(fields: Fields) -> dict[str, Any]:
         if key in _SIZES:
             found[_SIZES[key]] = value
         elif key in _ONLY and value not in (None, _ONLY[key]):
-            raise nested.wrong(key, f"{_ONLY[key]!r}, which alone is computed".lower())
+            raise nested.wrong(key, f"{_ONLY[key]!r}, the only supported value".lower())
         elif key not in (*_ONLY, _FREQUENCY, _NO_VALUES):
-            raise nested.wrong(key, f"left out: the keys are {', '.join((*_SIZES, *_ONLY, _FREQUENCY, _NO_VALUES))}")
+            raise nested.wrong(
+                key, f"absent: the supported keys are {', '.join((*_SIZES, *_ONLY, _FREQUENCY, _NO_VALUES))}"
+            )
     is_sparse = _flags(nested, _FREQUENCY, count) if nested.has(_FREQUENCY) else None
     if nested.has(_NO_VALUES) and is_sparse is not None:
         has_none = _flags(nested, _NO_VALUES, count)
         if any(sparse and not none for sparse, none in zip(is_sparse, has_none, strict=True)):
-            raise nested.wrong(_NO_VALUES, f"1 wherever {_FREQUENCY} is, for values of an index are not computed")
+            raise nested.wrong(
+                _NO_VALUES, f"1 in each layer where {_FREQUENCY} is 1, because the values of an index are not supported"
+            )
     if is_sparse is not None and not fields.has("layer_types"):
         found["layer_types"] = [SPARSE if each else FULL for each in is_sparse]
     if not fields.has("mlp_layer_types"):
@@ -60,7 +64,7 @@ def read_block_indices(fields: Fields, family: Family, count: int) -> list[Block
         return [None] * count
     heads = fields.integer("index_n_heads", high=_MOST)
     if heads != fields.integer("num_key_value_heads", high=_MOST):
-        raise fields.wrong("index_n_heads", "num_key_value_heads, for each KV head has blocks of its own")
+        raise fields.wrong("index_n_heads", "num_key_value_heads, because each KV head chooses its own blocks")
     most = fields.integer("index_topk_blocks", high=_MOST)
     found = BlockIndex(
         most=most,

@@ -106,8 +106,8 @@ def _open_gguf(path: Path) -> GgufFile:
     """Open a GGUF file, which needs no suffix: Ollama's store has none."""
     if path.suffix != ".gguf" and not begins_as_gguf(path):
         raise ModelError(
-            f"{path.name} is neither a folder in Hugging Face format nor a GGUF file. "
-            "Pickles (.bin, .pt, .pth) are not read, for they can run any code."
+            f"{path.name} is neither a folder in Hugging Face format nor a GGUF file. Pickles (.bin, .pt, .pth) are "
+            "not read, because they can run any code."
         )
     return GgufFile.open(path)
 

@@ -118,9 +118,9 @@ def _listed(fields: Fields, kinds: list[str]) -> dict[str, int]:
     own = [Fields(each, f"{fields.where}: {_LISTED}") for each in listed.values() if isinstance(each, dict)]
     is_named = all(key.isdecimal() for key in listed) and {int(key) for key in listed} == full
     if not is_named or len(own) != len(listed) or any(each.values != own[0].values for each in own):
-        raise fields.wrong(_LISTED, f"an object with the same for each of the layers with {FULL}")
+        raise fields.wrong(_LISTED, f"an object with one equal entry for each layer of type {FULL}")
     if other := next((name for name in own[0].values if name not in _OWN_KEYS), None):
-        raise own[0].wrong(other, f"left out: only {' and '.join(_OWN_KEYS)} may be a layer's own")
+        raise own[0].wrong(other, f"absent: only {' and '.join(_OWN_KEYS)} may differ between layers")
     return {name: own[0].integer(name, high=_MOST) for name in own[0].values}
 
 
@@ -130,5 +130,5 @@ def _sources(fields: Fields, kinds: list[str]) -> list[int | None]:
     first = len(kinds) - shared
     last: dict[str, int] = {kind: index for index, kind in enumerate(kinds[:first])}
     if missing := set(kinds[first:]) - last.keys():
-        raise fields.wrong(_SHARED, f"so few that an earlier layer has {quoted(min(missing))}")
+        raise fields.wrong(_SHARED, f"few enough that an earlier layer has type {quoted(min(missing))}")
     return [None if index < first else last[kind] for index, kind in enumerate(kinds)]

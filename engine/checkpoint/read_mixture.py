@@ -132,7 +132,7 @@ def _groups(fields: Fields, family: MixtureFamily, count: int) -> tuple[int, int
         return 1, 1
     groups = fields.integer("n_group", high=count, default=1)
     if count % groups or (groups > 1 and count // groups < 2):
-        raise fields.wrong("n_group", f"a number of equal groups of at least two of {count} experts")
+        raise fields.wrong("n_group", f"a number that divides the {count} experts into equal groups of at least two")
     return groups, fields.integer("topk_group", high=groups, default=1)
 
 
@@ -166,7 +166,7 @@ def _sparse_layers(fields: Fields, family: MixtureFamily, num_layers: int) -> li
 def _typed_layers(fields: Fields, num_layers: int) -> list[bool]:
     listed = fields.values["mlp_layer_types"]
     if not isinstance(listed, list) or len(listed) != num_layers or any(kind not in _MLP_TYPES for kind in listed):
-        raise fields.wrong("mlp_layer_types", f"a list of {num_layers} times {' or '.join(_MLP_TYPES)}")
+        raise fields.wrong("mlp_layer_types", f"a list of {num_layers} entries, each {' or '.join(_MLP_TYPES)}")
     return [kind == _MLP_TYPES[1] for kind in listed]
 
 

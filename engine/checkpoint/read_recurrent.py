@@ -32,7 +32,7 @@ _KINDS = {
     "conv": RECURRENT,
     "mamba": RECURRENT,
     "linear_attention": RECURRENT,
-    "hybrid": ATTENTION,  # and a recurrent state behind it
+    "hybrid": ATTENTION,  # Attention, followed by a recurrent state.
     "mlp": MLP,
     "moe": MIXTURE,
 }
@@ -70,7 +70,7 @@ _LARGEST_FLOAT32 = 3.4028234e38
 _MOST_TAPS = 8
 # Of 54 layers, those behind a shared block where a file lists none, as in the published 2.7B.
 _ZAMBA_LAYERS = ["hybrid" if index in (6, 12, 18, 24, 30, 36, 42, 47, 51) else "mamba" for index in range(54)]
-_ZAMBA_EPS = 1e-5  # of the norm behind the state space, whatever that of the others is
+_ZAMBA_EPS = 1e-5  # Epsilon of the norm after the state space, independent of the other norms.
 _SEPARATE_EPS = 1e-5  # the same of OLMo Hybrid's delta nets
 _MOST_HEADS = 1 << 16
 
@@ -162,7 +162,7 @@ def _short_conv(fields: Fields) -> ShortConvLayer:
 def _mamba(fields: Fields, norms: SelectionNorms) -> MambaLayer:
     hidden = fields.integer("hidden_size")
     if fields.values.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise fields.wrong("hidden_act", "silu, which the convolution has too")
+        raise fields.wrong("hidden_act", "silu, the activation of the convolution too")
     rank = fields.values.get("mamba_dt_rank")
     return MambaLayer(
         width=fields.integer("mamba_d_inner", default=int(fields.positive("mamba_expand") * hidden)),
@@ -194,7 +194,7 @@ def _mamba2(fields: Fields) -> Mamba2Layer:
         raise fields.wrong("time_step_limit", "[0.0, Infinity]")
     activation = "mamba_hidden_act" if fields.has("mamba_hidden_act") else "hidden_act"
     if fields.values.get(activation, "silu") not in ("silu", "swish"):
-        raise fields.wrong(activation, "silu, which the convolution has too")
+        raise fields.wrong(activation, "silu, the activation of the convolution too")
     return Mamba2Layer(
         num_heads=heads,
         head_dim=width // heads,
@@ -224,7 +224,7 @@ def _delta(fields: Fields, *, grouped: bool) -> DeltaLayer:
     if heads % key_heads:
         raise fields.wrong("linear_num_key_heads", f"a divisor of linear_num_value_heads {heads}")
     if fields.values.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise fields.wrong("hidden_act", "silu, which the convolution has too")
+        raise fields.wrong("hidden_act", "silu, the activation of the convolution too")
     return DeltaLayer(
         num_heads=heads,
         head_dim=fields.integer("linear_value_head_dim", high=_MOST_HEADS),
@@ -243,7 +243,7 @@ def _separate_delta(fields: Fields) -> DeltaLayer:
 
 def _kimi_delta(fields: Fields) -> KimiDeltaLayer:
     if fields.values.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise fields.wrong("hidden_act", "silu, which the convolution has too")
+        raise fields.wrong("hidden_act", "silu, the activation of the convolution too")
     return KimiDeltaLayer(
         num_heads=fields.integer("linear_num_heads", high=_MOST_HEADS),
         head_dim=fields.integer("linear_head_dim", high=_MOST_HEADS),
@@ -279,12 +279,12 @@ def _kinds(fields: Fields, names: tuple[str, ...], count: int) -> list[str]:
         indices = fields.values.get(key)
         indices = list(range(count) if is_convolution else ()) if indices is None else indices
         if not isinstance(indices, list) or any(type(each) is not int or not 0 <= each < count for each in indices):
-            raise fields.wrong(key, f"a list of layers below {count}")
+            raise fields.wrong(key, f"a list of layer indices below {count}")
         if not indices:
             raise fields.wrong(key, "a list of at least one layer")
         return [ATTENTION if index in indices else RECURRENT for index in range(count)]
     if not isinstance(listed, list) or len(listed) != count or any(kind not in names for kind in listed):
-        raise fields.wrong(key, f"a list of {count} times {' or '.join(names)}")
+        raise fields.wrong(key, f"a list of {count} entries, each {' or '.join(names)}")
     kinds = [_KINDS[kind] for kind in listed]
     if ATTENTION not in kinds:
         raise fields.wrong(key, "a list with attention at least once")
@@ -451,7 +451,9 @@ def _kimi_keys(fields: Fields) -> dict[str, Any]:
     listed = [nested.get(key) for key in ("full_attn_layers", "kda_layers")]
     full, delta = (each if isinstance(each, list) else [] for each in listed)
     if any(type(each) is not int for each in (*full, *delta)) or sorted([*full, *delta]) != list(range(1, count + 1)):
-        raise Fields(nested, where).wrong("full_attn_layers", f"with kda_layers a list of the layers 1 to {count}")
+        raise Fields(nested, where).wrong(
+            "full_attn_layers", f"a list that, together with kda_layers, names each layer from 1 to {count} once"
+        )
     kinds = ["full_attention" if index + 1 in full else "linear_attention" for index in range(count)]
     return {**usual, "layer_types": kinds}
 

@@ -90,7 +90,7 @@ def read_layer_ropes(fields: Fields, rope: Rope, count: int) -> list[Rope | None
     bases = fields.values[key]
     is_number = isinstance(bases, list) and all(type(base) in (int, float) for base in bases)
     if not is_number or len(bases) != count or not all(0 <= base < math.inf for base in bases):
-        raise fields.wrong(key, f"a list of {count} numbers from 0 on")
+        raise fields.wrong(key, f"a list of {count} numbers of at least 0")
     return [replace(rope, theta=float(base)) if base else None for base in bases]
 
 
@@ -136,7 +136,7 @@ def _rope(fields: Fields, parameters: dict[str, Any], theta_key: str, family: Fa
         )
     kind = _newest(kind)
     known = _KEYS[kind] | _NTK_ALPHA if family.ntk_alpha and kind == "dynamic" else _KEYS[kind]
-    if family.scaled_queries:  # the length is there a second time
+    if family.scaled_queries:  # The files repeat the length under another key.
         known |= {_BETA, "max_position_embeddings"}
     for key, value in parameters.items():
         if key not in known and value is not None:
@@ -242,7 +242,7 @@ def _scaling(
 
 
 def outer_length(fields: Fields, family: Family) -> int | None:
-    """Return the length before the extension that stands beside the rotary parameters, None for none.
+    """Return the length before the extension that is given beside the rotary parameters; None without it.
 
     It counts more than the length among the parameters, as in transformers. Families whose layers with a window have
     parameters of their own do not read it. Raises ModelError.

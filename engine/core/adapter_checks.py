@@ -71,8 +71,8 @@ def check_tokens(submit: Submit, version: AdapterVersion, base_size: int) -> Non
     """
     if submit.tokenizer != version.tokenizer:
         raise AdapterUnavailable(
-            f"The adapter {submit.adapter!r} has another tokenizer than the one that this request was read with: it "
-            "was replaced meanwhile, so ask again; or its tokenizer's files have changed since it was loaded, so load "
+            f"The tokenizer of the adapter {submit.adapter!r} differs from the one that read this request. If the "
+            "adapter was replaced meanwhile, try again; if its tokenizer's files changed after it was loaded, load "
             "it again."
         )
     vocab_size = version.own.vocab_size or base_size
@@ -80,6 +80,7 @@ def check_tokens(submit: Submit, version: AdapterVersion, base_size: int) -> Non
     for name, tokens in (("prompt", submit.tokens), ("generated", submit.generated), ("logit_bias", biased)):
         if tokens and (largest := max(tokens)) >= vocab_size:
             raise RequestError(
-                f"{name} has the token id {largest}; the adapter {submit.adapter!r} has tokens 0 to {vocab_size - 1}.",
+                f"{name} has the token id {largest}, but the adapter {submit.adapter!r} has tokens 0 to "
+                f"{vocab_size - 1}.",
                 param=name,
             )

@@ -158,7 +158,7 @@ class AdapterManager:
         try:
             if not message.replace and self._is_known(message.name):
                 raise RequestError(
-                    f"The adapter {message.name!r} is loaded already; unload it, or ask to replace it.", param="name"
+                    f"The adapter {message.name!r} is already loaded: unload it, or ask to replace it.", param="name"
                 )
             self._start(message)
         except EngineError as error:
@@ -360,7 +360,7 @@ class AdapterManager:
         for load in reversed(lost):
             self._loads.remove(load)
             if load.call is not None:
-                self._reply(load.call, EngineError(f"The load of the adapter {load.name!r} failed: try it again."))
+                self._reply(load.call, EngineError(f"The adapter {load.name!r} could not be loaded: try again."))
 
     def close(self) -> None:
         """End the background threads, and reply to pending calls with an error."""
@@ -426,7 +426,7 @@ class AdapterManager:
             tokenizers.add(version.tokenizer)
         if len(tokenizers) > 1:
             raise RequestError(
-                "The adapters have tokenizers of their own that differ, so they are not combined.", param="model"
+                "The adapters have different tokenizers of their own, so they cannot be combined.", param="model"
             )
         for each in [each for each in self._requests if is_combination(each) and registry.get(each) is None]:
             del self._requests[each], self._hits[each]

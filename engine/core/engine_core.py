@@ -261,11 +261,11 @@ class EngineCore:
         self._worker.free_memory()
         self._outbox += failures
         logger.warning(
-            "A step found no memory on the device (%s); %s",
+            "A step ran out of device memory (%s); %s",
             str(error)[:_MOST_LOGGED],
-            f"{len(failures)} request fails"
+            f"failed requests: {len(failures)}"
             if failures
-            else f"steps have at most {self._scheduler.max_tokens} tokens for a while",
+            else f"steps are limited to {self._scheduler.max_tokens} tokens for a while",
         )
 
     def close(self) -> list[Message]:
@@ -396,9 +396,7 @@ class EngineCore:
                 self._adapters.start_anew()
             self._cache = self._kept.new_cache()
             self._scheduler = self._make_scheduler()
-            failure = EngineError(
-                f"A step of the engine failed ({type(error).__name__}), and all its requests with it."
-            )
+            failure = EngineError(f"A step of the engine failed ({type(error).__name__}), and so did all its requests.")
             ended = {message.id for message in self._outbox if isinstance(message, (Done, Failed))}
             self._outbox += [failure_of(number, failure) for number in sorted(self._open - ended)]
             raise
@@ -534,7 +532,7 @@ def _new_sequence(submit: Submit, adaptation: Adaptation, worker: StepWorker, se
     params, room = submit.params, worker.max_model_len - len(submit.tokens)
     if len(submit.generated) >= min(params.max_tokens, room) and submit.generated:
         raise RequestError(
-            f"generated must be fewer tokens than max_tokens ({params.max_tokens}) and than fit the model "
+            f"generated must have fewer tokens than max_tokens ({params.max_tokens}) and than the model has room for "
             f"({room}), not {len(submit.generated)}.",
             param="generated",
         )
@@ -542,7 +540,7 @@ def _new_sequence(submit: Submit, adaptation: Adaptation, worker: StepWorker, se
     stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else ends)
     if params.min_tokens and params.allowed_token_ids and (stops | ends).issuperset(params.allowed_token_ids):
         raise RequestError(
-            "allowed_token_ids leaves nothing to draw before min_tokens: all of them are end or stop tokens.",
+            "allowed_token_ids allows no token before min_tokens: all its tokens are end or stop tokens.",
             param="allowed_token_ids",
         )
     seed = params.seed if params.seed is not None else seeds.getrandbits(63)
@@ -585,12 +583,12 @@ def _check_kind(submit: Submit, pooler: Pooler, num_classes: int) -> None:
     pooling = submit.params.pooling
     if not pooling and not pooler.generates:
         other = "classify" if pooler.labels else "embeddings"
-        raise RequestError(f"This model has no language head, so it writes nothing: ask /v1/{other}.", param="model")
+        raise RequestError(f"This model has no language head and generates no text: use /v1/{other}.", param="model")
     if pooling == "classify" and not num_classes:
         raise RequestError(
-            "This model has no classification head: load a ...ForSequenceClassification, or ask for one of several "
+            "This model has no classification head: load a ...ForSequenceClassification model, or choose between "
             "labels with /v1/decisions.",
             param="model",
         )
     if pooling == "embed" and pooler.refusal:
-        raise RequestError(f"Embeddings of this model are not computed: {pooler.refusal}.", param="model")
+        raise RequestError(f"Embeddings of this model are not supported: {pooler.refusal}.", param="model")

@@ -130,7 +130,7 @@ def start_liveness(fd: int, channel: Channel) -> LivenessThread | None:
     except (MemoryError, RuntimeError, OSError) as error:
         if not is_out_of_memory(error):
             raise
-    _tell_failure(channel, ConfigError("The system gives the engine no thread: raise the limits ulimit -v and -u"))
+    _tell_failure(channel, ConfigError("The system refuses the engine a thread: raise the limits of ulimit -v and -u"))
     return None
 
 
@@ -146,7 +146,7 @@ def _load(config: EngineConfig, model_path: Path, weights: Weights | None = None
             raise
         reason = " ".join(str(error).split())[:200] or type(error).__name__
     # The error is raised outside of the handler, so that the memory that the original error's frames hold is freed.
-    raise ConfigError(f"The model does not fit the memory ({reason}): {advice}")
+    raise ConfigError(f"The model does not fit into memory ({reason}): {advice}")
 
 
 def _end_engine(reason: str) -> None:
@@ -180,10 +180,10 @@ def _advice(config: EngineConfig) -> str:
     """Return advice for the user if a model does not fit into the memory of the configured device."""
     if takes_gpu(config.device):
         return (
-            "end what else uses the GPU, or take a smaller model or shorter steps. "
-            "Try: rootgraft serve --max-num-batched-tokens 512 --max-num-seqs 16"
+            "end other programs on the GPU, or use a smaller model or shorter steps. Try: rootgraft serve "
+            "--max-num-batched-tokens 512 --max-num-seqs 16"
         )
-    return "take a smaller one, or keep its weights in 8 bits. Try: rootgraft serve --quantization int8_weight_only"
+    return "use a smaller one, or keep its weights in 8 bits. Try: rootgraft serve --quantization int8_weight_only"
 
 
 def parse_config(options: str) -> EngineConfig:

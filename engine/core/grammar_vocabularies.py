@@ -79,10 +79,10 @@ class GrammarVocabularies:
         is_own = submit.vocabulary == OWN and not vocab_size
         if texts is not None and not is_own and len(texts.lengths) > (vocab_size or self._vocab_size):
             raise RequestError(
-                f"The adapter {submit.adapter!r} was replaced by one with another vocabulary: ask again.", param="model"
+                f"The adapter {submit.adapter!r} was replaced by one with another vocabulary: try again.", param="model"
             )
         if texts is None or not self._ends(texts):
-            what = "cannot follow a grammar" if submit.grammar else "can have no thought with a budget"
+            what = "cannot follow a grammar" if submit.grammar else "cannot have a thought with a budget"
             raise RequestError(f"This model has no end token, so its answers {what}.")
         if submit.vocabulary != OWN:
             self._users[submit.id] = submit.vocabulary

@@ -34,9 +34,9 @@ class PrefixTransfer:
         self, cache: PrefixCache, pages: KvPages | None, base: str, key_of: EngineConfig | None = None
     ) -> None:
         if pages is None or pages.refusal:
-            raise ConfigError(f"The KV of this model cannot be kept: {pages.refusal if pages else 'it has no pages'}.")
+            raise ConfigError(f"The KV of this model cannot be saved: {pages.refusal if pages else 'it has no pages'}.")
         if not cache.sharing:
-            raise ConfigError("Prefixes are saved and loaded with --enable-prefix-caching alone.")
+            raise ConfigError("Saving and loading prefixes needs --enable-prefix-caching.")
         self._cache, self._pages, self._base = cache, pages, base
         plain = plain_scheme(pages, cache.page_size), b""
         self._codec = BlockCodec(*(plain if key_of is None else make_scheme(key_of, pages)))

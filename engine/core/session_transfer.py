@@ -88,8 +88,8 @@ class SessionTransfer:
         path, tokens = held
         if (size := transfer.size(len(tokens))) > MAX_SESSION_BYTES:
             raise RequestError(
-                f"The session has about {size} bytes of KV, and a file at most {MAX_SESSION_BYTES}: keep it with "
-                "--kv-disk, and move that folder by 'rootgraft cache export'.",
+                f"The session has about {size} bytes of KV, but a file holds at most {MAX_SESSION_BYTES}: keep the "
+                "session with --kv-disk, and move that folder with 'rootgraft cache export'.",
                 param="prompt_cache_key",
             )
         out = io.BytesIO()

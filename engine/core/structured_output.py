@@ -266,11 +266,11 @@ class Compilation:
                 return CapacityError(str(error))
             return self._after_thought(self._compiled.result().matcher())
         except CompileQueueFull:
-            return CapacityError("Too many grammars wait to be compiled.")
+            return CapacityError("Too many grammars are waiting to be compiled.")
         except Exception as error:
             # An error of a library, or a bug, fails only this request.
             if _lacks_memory(error):
-                return CapacityError("The server has no memory for the grammar of this request now: ask again later.")
+                return CapacityError("The server has no memory for the grammar of this request now: try again later.")
             logger.error("A grammar could not be loaded; its request ends", exc_info=error)
             return ModelError(f"The grammar of this request could not be loaded: {type(error).__name__}.")
 
@@ -281,7 +281,7 @@ class Compilation:
         """
         if monotonic() - self._since < MOST_WAITED:
             return None
-        return CapacityError(f"The grammar is not compiled within {MOST_WAITED:g} s, as the server is busy.")
+        return CapacityError(f"The grammar was not compiled within {MOST_WAITED:g} s, because the server is busy.")
 
     def _after_thought(self, matcher: Matcher | None) -> AnswerMatcher:
         """Return the matcher of an answer, or of the reasoning and the answer after it."""

@@ -23,30 +23,38 @@ def check_invariance(config: EngineConfig, model: ModelConfig | None, device: to
         ConfigError: the option is not possible; the message gives the reason.
     """
     if config.batch_invariant and (reason := _reason(model, device, dtype)):
-        raise ConfigError(f"--batch-invariant cannot be kept: {reason}")
+        raise ConfigError(f"--batch-invariant is not possible: {reason}")
 
 
 def _reason(model: ModelConfig | None, device: torch.device, dtype: torch.dtype) -> str:
     """Return why the option cannot be kept and what to try instead; an empty string if it can be kept."""
     if model is None:
-        return "the transformers library computes this model, by torch's products. Leave it out."
+        return "the transformers library computes this model with torch's matrix products. Leave the option out."
     if device.type == "cpu":
-        return "" if ops.native_kernels() else "plain torch computes without native kernels. Leave it out."
+        return (
+            ""
+            if ops.native_kernels()
+            else "plain torch computes, because there are no native kernels. Leave the option out."
+        )
     if not ops.on_triton(device) or dtype is torch.float32:
-        return "plain torch computes on this GPU or in float32. Try: --dtype bfloat16 on a GPU from sm_80 on"
+        return "plain torch computes on this GPU or in float32. Try: --dtype bfloat16 on a GPU of sm_80 or newer"
     kinds = {
         "a mixture of experts": any(layer.mixture is not None for layer in model.layers),
         "latent attention": model.latent is not None,
         "recurrent layers": model.has_states,
     }
     found = [name for name, is_there in kinds.items() if is_there]
-    return f"on a GPU not for models with {' and '.join(found)}. Leave it out, or take --device cpu" if found else ""
+    return (
+        f"models with {' and '.join(found)} do not support it on a GPU. Leave the option out, or use --device cpu"
+        if found
+        else ""
+    )
 
 
 def check_weights(config: EngineConfig, form: str, device: torch.device) -> None:
     """Check that a form of weights has products of that kind. Raises ConfigError."""
     if config.batch_invariant and device.type == "cuda" and form != "plain":
         raise ConfigError(
-            "--batch-invariant cannot be kept with quantised weights on a GPU. "
-            "Try: rootgraft serve --quantization widened"
+            "--batch-invariant is not possible with quantised weights on a GPU. Try: rootgraft serve --quantization "
+            "widened"
         )

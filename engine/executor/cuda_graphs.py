@@ -150,7 +150,7 @@ class CudaGraphs:
         smallest = {variant[1:]: variant for variant in self.variants}.values()
         found = next(filter(None, (host_wait(self._pass(variant)) for variant in smallest)), None)
         if self._kv.hidden is not None:
-            self._kv.hidden.take_seen()  # of a pass that was broken off
+            self._kv.hidden.take_seen()  # Discard what an interrupted pass recorded.
         return found
 
     @torch.inference_mode()
@@ -242,7 +242,7 @@ def graphs_for(config: EngineConfig, model: Model, kv: KvPool, inputs: InputBuil
         max_rank=config.max_lora_rank,
     )
     if model.device.type != "cpu" and (op := graphs.host_wait()) is not None:
-        _say_once(f"Steps are not captured on this GPU: no kernel fits the model's sizes in one op ({op})")
+        _say_once(f"CUDA graphs are off: no kernel of this GPU supports the model's sizes in one op ({op})")
         return None
     return graphs
 

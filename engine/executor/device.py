@@ -31,11 +31,11 @@ def choose_device(config: EngineConfig) -> torch.device:
         reason = "no CUDA device is visible" if torch.version.cuda else "this torch is built for CPUs"
         reason = "this torch is built for ROCm, and AMD's GPUs are not supported" if is_rocm else reason
         raise ConfigError(
-            f"--device cuda was asked for, but {reason}; --device cpu serves without. Try: rootgraft doctor"
+            f"--device cuda is not possible: {reason}. Use --device cpu to serve without a GPU. Try: rootgraft doctor"
         )
     if config.device == "auto":
         if is_rocm:
-            write_line("AMD's GPUs are not supported: the CPU computes, by torch for ROCm")
+            write_line("AMD's GPUs are not supported: the CPU computes, with torch for ROCm")
         return torch.device("cuda" if torch.cuda.is_available() and not is_rocm else "cpu")
     return torch.device(config.device)
 
@@ -71,8 +71,8 @@ def check_index(model: ModelConfig, device: torch.device) -> None:
     most = index.most if index is not None else None if blocks is None else blocks.most_tokens
     if most is not None and device.type == "cuda":
         raise ConfigError(
-            f"Indexed attention is not computed on a GPU beyond {most:,} tokens, of which its index chooses all. "
-            f"Try: --max-model-len {most}, or --device cpu"
+            f"Indexed attention is not supported on a GPU beyond {most:,} tokens (up to that length the index "
+            f"chooses all tokens). Try: --max-model-len {most}, or --device cpu"
         )
 
 
@@ -111,8 +111,8 @@ def choose_kv_dtype(config: EngineConfig, model: ModelShape, device: torch.devic
         return _row_dtype(name, model, device, dtype)
     if name != "int8":
         raise ConfigError(
-            f"--kv-cache-dtype {name} needs a GPU. Try: rootgraft serve --kv-cache-dtype int8, which takes as little "
-            "memory, and whose products of bytes are faster on a CPU."
+            f"--kv-cache-dtype {name} needs a GPU. Try: rootgraft serve --kv-cache-dtype int8, which takes the same "
+            "memory and is faster on a CPU."
         )
     if config.block_size % int8_kv_layout.CELLS:
         raise ConfigError(

@@ -91,7 +91,7 @@ def find_draft(config: EngineConfig, target: ModelShape, files: Path) -> DraftFi
             raise _refusal(f"must have the vocabulary of the model: {difference}")
         shape = read_model_config(open_checkpoint(path))
     if not has_tokenizer(source) and shape.vocab_size != target.vocab_size:
-        sizes = f"{target.vocab_size:,} tokens there are {shape.vocab_size:,} in the draft model"
+        sizes = f"it has {target.vocab_size:,} tokens, and the draft model has {shape.vocab_size:,}"
         raise _refusal(f"must have the vocabulary of the model: {sizes}")
     if shape.has_states:
         raise _refusal("must have attention in all layers: a rejected draft would remain in its recurrent states")
@@ -103,9 +103,9 @@ def _find_head(config: EngineConfig, target: ModelShape, path: Path) -> DraftFil
     if not isinstance(target, ModelConfig):
         raise _refusal("is a head, which reads hidden states that --model-impl transformers does not give")
     if config.load_format == "dummy":
-        raise _refusal("is a head, of which --load-format dummy makes nothing")
+        raise _refusal("is a head, which --load-format dummy cannot create")
     if not path.is_dir() or not is_draft_head(path):
-        raise _refusal(f"is no EAGLE-3 head: {path.name} has neither its architecture nor a draft_vocab_size")
+        raise _refusal(f"is not an EAGLE-3 head: {path.name} has neither its architecture nor a draft_vocab_size")
     return DraftFiles("head", path)
 
 
@@ -114,9 +114,11 @@ def _find_module(config: EngineConfig, target: ModelShape, files: Path) -> Draft
     if not isinstance(target, ModelConfig):
         raise _refusal("reads hidden states that --model-impl transformers does not give", _MTP)
     if config.load_format == "dummy":
-        raise _refusal("reads a module of the checkpoint, of which --load-format dummy makes nothing", _MTP)
+        raise _refusal("reads a module of the checkpoint, which --load-format dummy cannot create", _MTP)
     if not files.is_dir():
-        raise _refusal(f"reads a folder in Hugging Face format; {files.name} is a GGUF file. Leave it out", _MTP)
+        raise _refusal(
+            f"reads a folder in Hugging Face format, but {files.name} is a GGUF file. Leave the method out", _MTP
+        )
     with _naming_module():
         prediction_module(target)
     return DraftFiles("mtp", files)
@@ -168,7 +170,9 @@ def draft_pages(config: EngineConfig, num_bytes: int, page_bytes: int, draft: Dr
         return config.num_gpu_blocks_override, 0
     pages = min(num_bytes // (page_bytes + own), num_bytes // _SHARE // own)
     if pages < 2:
-        reason = f"finds no memory for its KV in {num_bytes / 2**30:.2f} GiB. Try a larger --kv-cache-memory"
+        reason = (
+            f"does not have enough memory for its KV in {num_bytes / 2**30:.2f} GiB. Try a larger --kv-cache-memory"
+        )
         raise _refusal(reason, _subject(config))
     return pages, pages * own
 
@@ -209,7 +213,7 @@ def _form(config: EngineConfig, target: Model, checkpoint: Path | GgufFile) -> W
 
 
 def _subject(config: EngineConfig) -> str:
-    """What the options name, for refusals."""
+    """Return the name of the drafter's option, for error messages."""
     return _MTP if config.speculative.method == "mtp" else _MODEL
 
 

@@ -124,7 +124,7 @@ def _difference(expected: list[str], found: list[str]) -> str:
 
 def _end_all(engine: int, reason: str) -> None:
     """End this process because rank 0 is silent or gone; kill rank 0 too if it is the engine process ``engine``."""
-    write_last_line(f"Rank 0 {reason}: all ranks end")
+    write_last_line(f"Rank 0 {reason}: ending all ranks")
     with suppress(ProcessLookupError):
         if os.getppid() == engine:
             os.kill(engine, signal.SIGKILL)

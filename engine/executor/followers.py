@@ -182,7 +182,7 @@ class Followers:
         except EngineDead:
             raise
         except Exception as error:
-            self.fail(f"A step failed on rank 0 ({type(error).__name__}: {_line(error)}): all ranks end.")
+            self.fail(f"A step failed on rank 0 ({type(error).__name__}: {_line(error)}): ending all ranks.")
             raise EngineDead(self._reason) from error
 
     def started(self) -> None:
@@ -244,7 +244,9 @@ class Followers:
                 stdin=subprocess.DEVNULL,
             )
         except OSError as error:
-            raise ConfigError(f"{self._option}: no process for rank {rank}: {error.strerror}.") from error
+            raise ConfigError(
+                f"{self._option}: the process of rank {rank} could not be started: {error.strerror}."
+            ) from error
         finally:
             for end in theirs:
                 end.close()
@@ -355,7 +357,7 @@ class Followers:
         if self._reason:
             return
         words = self._last_words(rank) if self._all_heard.is_set() else ""
-        self._reason = words or f"Rank {rank} of {len(self._links) + 1} {reason}: all ranks end."
+        self._reason = words or f"Rank {rank} of {len(self._links) + 1} {reason}: ending all ranks."
         for process in self._processes.values():
             process.kill()
         self._leave()

@@ -90,8 +90,8 @@ def longest_sequence(config: EngineConfig, model: ModelShape, num_pages: int, *,
     pool = (num_pages - 1) * config.block_size - 1
     if pool < 1:
         raise ConfigError(
-            f"No memory is left for the KV pool: {num_pages} pages of {config.block_size} tokens. Free some, or take a "
-            f"smaller model{'' if on_gpu else ' or --quantization'}. Try: rootgraft serve "
+            f"No memory is left for the KV pool: {num_pages} pages of {config.block_size} tokens. Free some memory, "
+            f"or use a smaller model{'' if on_gpu else ' or --quantization'}. Try: rootgraft serve "
             + ("--max-num-seqs 16 --gpu-memory-utilization 0.95" if on_gpu else "--kv-cache-memory 0.5 (GiB)")
         )
     wanted = config.max_model_len
@@ -105,7 +105,7 @@ def longest_sequence(config: EngineConfig, model: ModelShape, num_pages: int, *,
         )
     if wanted > pool:
         raise ConfigError(
-            f"--max-model-len {wanted} does not fit the KV pool, which holds {pool} tokens; --kv-cache-memory makes it "
-            f"larger. Try: rootgraft serve --max-model-len {pool}"
+            f"--max-model-len {wanted} does not fit into the KV pool, which holds {pool} tokens; --kv-cache-memory "
+            f"makes the pool larger. Try: rootgraft serve --max-model-len {pool}"
         )
     return wanted

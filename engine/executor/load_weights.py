@@ -91,7 +91,7 @@ def load_weights(
         ModelError, ConfigError: as ``Worker``.
     """
     if config.num_ranks != ranks.size:
-        raise ConfigError(f"{config.ranks_option} is for serving; here one device computes. Leave it out.")
+        raise ConfigError(f"{config.ranks_option} is an option of serve; this command uses one device. Leave it out.")
     dtype, dummy = choose_dtype(config, device), config.load_format == "dummy"
     check_folder(config)
     shape = own_config(config.model_impl, checkpoint)

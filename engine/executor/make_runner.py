@@ -43,7 +43,7 @@ def make_kv_pool(config: EngineConfig, model: Model, plan: WorkerPlan, hidden: H
     except OSError as error:
         gib = plan.num_pages * plan.page_bytes / 2**30
         raise ConfigError(
-            f"The system gives no {gib:,.1f} GiB for the KV pool: {error.strerror}. Try: rootgraft serve "
+            f"The system refuses {gib:,.1f} GiB for the KV pool: {error.strerror}. Try: rootgraft serve "
             f"--kv-cache-memory {min(4.0, gib / 2):.2g} (GiB)"
         ) from error
 

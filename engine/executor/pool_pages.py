@@ -58,7 +58,7 @@ class PoolPages:
 
 def _refusal(config: EngineConfig, kv: KvPool) -> str:
     if kv.hidden is not None:
-        return "its draft head reads hidden states beside the KV; take another --speculative-config"
+        return "its draft head reads hidden states beside the KV; use another --speculative-config"
     return ""
 
 

@@ -91,7 +91,7 @@ class PromptPooling:
     def __init__(self, modes: Sequence[PoolingMode] = ("lasttoken",), dense: Sequence[DenseLayer] = ()) -> None:
         self._modes = modes
         self._dense = dense
-        self._params: dict[int, SamplingParams] = {}  # of the rows whose prompts are pooled
+        self._params: dict[int, SamplingParams] = {}  # Parameters of the rows whose prompts are pooled.
         self._sums: dict[int, PromptSums] = {}
 
     def start(self, starts: Sequence[RowStart]) -> None:

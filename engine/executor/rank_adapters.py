@@ -98,7 +98,7 @@ def _splits(model: ModelConfig, layout: BaseLayout, rank: int, size: int) -> dic
 
 
 def _own(own: OwnWeights, place: _Place, splits: Mapping[str, ModuleSplit], *, has_head: bool) -> OwnWeights | None:
-    """Return a rank's part of weights in place of the model's; None for none of them."""
+    """Return a rank's part of the weights that replace the model's; None if the rank has no such weights."""
     norms = {place.name(name): _cut(norm, splits.get(name)) for name, norm in own.norms.items()}
     found = replace(
         own,

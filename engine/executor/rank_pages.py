@@ -115,7 +115,7 @@ def _all_there() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise EngineDead("Another rank has ended: all ranks end.") from error
+        raise EngineDead("Another rank has ended: ending all ranks.") from error
 
 
 class PageServer:

@@ -32,7 +32,8 @@ def plan_ranks(config: EngineConfig, model_path: Path) -> tuple[EngineConfig, li
     model = own_config(config.model_impl, open_checkpoint(model_path))
     if model is None:
         raise ConfigError(
-            f"{config.ranks_option}: the transformers library computes this model, on one device. Leave it out."
+            f"{config.ranks_option}: the transformers library computes this model, and only on one device. Leave the "
+            "option out."
         )
     model = model.up_to(config.max_model_len or model.max_position_embeddings)
     device = choose_device(config)
@@ -45,7 +46,7 @@ def plan_ranks(config: EngineConfig, model_path: Path) -> tuple[EngineConfig, li
         if count < size:
             fitting = [1, *(each for each in fitting_sizes(model) if each <= count)]
             raise ConfigError(
-                f"{config.ranks_option} needs {size} GPUs, and {count} can be seen (CUDA_VISIBLE_DEVICES may name "
+                f"{config.ranks_option} needs {size} GPUs, but {count} can be seen (CUDA_VISIBLE_DEVICES may hide "
                 f"others). Try: rootgraft serve --tensor-parallel-size {fitting[-1]}"
             )
         if config.pipeline_parallel_size > 1 and config.kv_cache_memory is None:

@@ -66,9 +66,9 @@ def _ranks(config: EngineConfig, model: Model) -> str:
     if (stages := config.pipeline_parallel_size) > 1:
         ranks = f"{stages} stages of {width} ranks" if width > 1 else f"{stages} ranks"
         return (
-            f"Pipeline parallel: {ranks} over {library}; layers and KV pool above are those of the last layers' ranks"
+            f"Pipeline parallel: {ranks} over {library}; the layers and the KV pool above are those of the last stage"
         )
-    return f"Tensor parallel: {width} ranks over {library}; heads and KV pool above are those of each"
+    return f"Tensor parallel: {width} ranks over {library}; the heads and the KV pool above are those of each rank"
 
 
 def _shape(config: ModelShape) -> str:

@@ -86,7 +86,7 @@ class BlockCodec:
         """Return the payload of an encoded block, if that is the one that is wanted. Raises NotABlock."""
         header, payload = self._open(data, block.origin.namespace.tenant)
         if header != self.header(block):
-            raise NotABlock("it holds other tokens, another namespace or another form")
+            raise NotABlock("it holds other tokens, another namespace or another format")
         self._check_size(block, payload)
         return payload
 
@@ -108,7 +108,7 @@ class BlockCodec:
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             raise NotABlock("its header is not readable") from error
         if not is_ours:
-            raise NotABlock("it is of another form of KV")
+            raise NotABlock("it has another format of KV")
         if not is_named:
             raise NotABlock("its name does not follow from its content")
         self._check_size(block, payload)
@@ -124,7 +124,7 @@ class BlockCodec:
         header_bytes, payload_bytes = check_preamble(view, sealed=bool(self.key))
         preamble, body = view[:PREAMBLE_BYTES], view[PREAMBLE_BYTES:]
         if len(body) != header_bytes + payload_bytes + SEAL_BYTES:
-            raise NotABlock("it is cut or too long")
+            raise NotABlock("it is truncated or too long")
         if self.key:
             body = self._decrypt(tenant, preamble, body)
         elif body[-SEAL_BYTES:] != block_checksum(preamble, body[:header_bytes], body[header_bytes:-SEAL_BYTES]):

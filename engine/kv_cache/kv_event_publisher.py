@@ -101,7 +101,7 @@ class KvEventPublisher:
                 router.close()
                 return
             except self._zmq.ZMQError as error:
-                logger.warning("A question for past KV events was not answered: %s", error)
+                logger.warning("A request for past KV events was not answered: %s", error)
 
     def _answer(self, router: Any, frames: list[bytes]) -> None:
         if len(frames) != 3 or len(frames[2]) != _NUMBER_BYTES:

@@ -87,7 +87,7 @@ class KvEventLog:
     def __init__(self, scheme: BlockScheme, tiers: TierEventLog | None = None) -> None:
         self.scheme = scheme
         self._tiers = tiers
-        self._hashes: dict[int, int] = {}  # of the pages in the tree
+        self._hashes: dict[int, int] = {}  # Hashes of the pages in the tree.
         self._events: list[Event] = []
 
     def store(self, blocks: Iterable[BlockId], pages: Iterable[int]) -> None:

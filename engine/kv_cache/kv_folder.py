@@ -64,7 +64,7 @@ class KvFolder:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         if not folder.is_dir():
-            raise ConfigError(f"{folder} is no folder of --kv-disk.")
+            raise ConfigError(f"{folder} is not a folder of --kv-disk.")
         self._slots: list[BlockFiles] = []
         try:
             for each in slot_folders(folder):
@@ -72,7 +72,7 @@ class KvFolder:
         except SlotInUse:
             self.close()
             raise ConfigError(
-                f"A server uses {folder}: stop it, or ask the server itself. Try: rootgraft cache stats"
+                f"A server is using {folder}: stop it, or ask the server. Try: rootgraft cache stats"
             ) from None
 
     def close(self) -> None:
@@ -148,7 +148,7 @@ class KvFolder:
                     taken += 1
         except tarfile.TarError as error:
             raise ConfigError(
-                f"{file} is no file of `rootgraft cache export`, or a part of one: {error}; {taken} files were taken."
+                f"{file} is not a complete file of `rootgraft cache export`: {error}; {taken} files were imported."
             ) from error
         return taken, left
 

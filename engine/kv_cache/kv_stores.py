@@ -195,7 +195,7 @@ class DiskStore:
         self.capacity = capacity
         self._events = events
         self._lock = Lock()
-        self._writing = Lock()  # whose holder alone adds to the index, so that the bound holds while a file is written
+        self._writing = Lock()  # Only its holder adds to the index, so that the bound holds while a file is written.
         self._files = files
         self._codec = codec
         self._clock = clock
@@ -315,7 +315,7 @@ class DiskStore:
         with self._lock:
             self._stats.rejected += 1
         self._forget(block)
-        self._log(f"The file {block.key.hex()} is not the page of KV of its name: {fault}")
+        self._log(f"The file {block.key.hex()} is damaged or does not match its name: {fault}")
 
     def _forget(self, block: BlockId) -> None:
         with self._lock:
@@ -333,7 +333,7 @@ class DiskStore:
         """Log a fault, not each of many."""
         if self._clock() >= self._logged + _LOG_SECONDS:
             self._logged = self._clock()
-            logger.warning("%s (further ones are counted, and logged once a minute)", text)
+            logger.warning("%s (further faults are counted, and logged once a minute)", text)
 
 
 def _note(events: TierEventLog | None, tier: str, stored: BlockId | None, removed: Iterable[bytes] = ()) -> None:

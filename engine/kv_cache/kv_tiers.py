@@ -160,7 +160,8 @@ class KvTiers:
         writes.is_resting = False
         new = []
         for cell, block in blocks:
-            known = [store.touch(block.key) for store in self.stores]  # of all stores: each notes the use
+            # All stores are asked, so that each notes the use.
+            known = [store.touch(block.key) for store in self.stores]
             if not all(known):
                 new.append((cell, block))
         if not new:
@@ -198,7 +199,7 @@ class KvTiers:
                 self._admission.lose(block)
 
     def rest(self) -> None:
-        """Note that the engine has a pause, until pages are offered or a sequence waits: all pages are written."""
+        """Write all queued pages while the engine pauses: until pages are offered or a sequence waits."""
         if self._writes.is_resting or self._is_closed:
             return
         with self._lock:
@@ -263,7 +264,7 @@ class KvTiers:
 
     @property
     def _sources(self) -> tuple[KvStore, ...]:
-        """Where pages are read from."""
+        """The sources from which pages are read."""
         return (*self.stores, self.peers.store) if self.peers else self.stores
 
     def knows(self, number: int) -> bool:
@@ -278,7 +279,8 @@ class KvTiers:
         coming = self._arriving.union(each.blocks[0].key for each in others if not each.is_done)
         if blocks[0].key in coming:
             return True  # another sequence brings it to the tree
-        state_pages = -(-self.scheme.state_bytes // self.scheme.page_bytes)  # that take as many bytes as a state
+        # Number of pages that take as many bytes as a state.
+        state_pages = -(-self.scheme.state_bytes // self.scheme.page_bytes)
         taken = (len(each.payloads if each.is_done else each.blocks) + state_pages for each in others)
         room = self._most_fetched - sum(taken)
         if room <= 0:
@@ -421,7 +423,7 @@ class KvTiers:
                     return
             try:
                 work()
-            except Exception:  # of one page: the others are read and written all the same
+            except Exception:  # One page failed; the others are still read and written.
                 logger.exception("A page of KV was not moved")
 
     def _write_until_empty(self) -> None:

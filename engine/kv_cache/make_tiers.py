@@ -84,8 +84,8 @@ def make_tiers(
         raise ConfigError(f"{flag} cannot keep the KV of this model: {pages.refusal if pages else 'it has no pages'}.")
     if config.kv_host_gib is not None and not pages.on_device:
         raise ConfigError(
-            "--kv-host-gib is for the KV of a GPU: the KV pool of a CPU is in the host's memory already. Make that "
-            f"larger. Try: rootgraft serve --kv-cache-memory {config.kv_host_gib:g}"
+            "--kv-host-gib is for the KV of a GPU: the KV pool of a CPU is in the host's memory already. Make the "
+            f"pool larger. Try: rootgraft serve --kv-cache-memory {config.kv_host_gib:g}"
         )
     scheme, key = make_scheme(config, pages)
     stores: list[KvStore] = []

@@ -104,7 +104,7 @@ class PeerReads:
             except NotABlock as fault:
                 faults.append(fault)
         if faults:
-            logger.warning("%d pages of KV of another replica are not used: %s", len(faults), faults[0])
+            logger.warning("%d KV pages of another replica were not used: %s", len(faults), faults[0])
         if (asked := self._asked.get(message.id)) is not None:
             if message.is_last:
                 del self._asked[message.id]

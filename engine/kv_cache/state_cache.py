@@ -96,7 +96,7 @@ class StateCache:
         self._drafts = range(self._slots.stop, self._slots.stop + slots.num_drafts)
         self._free_drafts = list(reversed(self._drafts))
         self._kept: dict[str, OrderedDict[int, int]] = {}  # by tenant: slot of each page, in the order of use
-        self._tenants: dict[int, str] = {}  # of each page
+        self._tenants: dict[int, str] = {}  # The tenant of each page.
         self._holds: Counter[int] = Counter()  # leases that are still to read a page's checkpoint
 
     @property

@@ -14,7 +14,7 @@ MOST_QUEUED = 1 << 16
 
 
 class Cell(NamedTuple):
-    """Where a block lies in the pool: a page of KV, or a slot of recurrent states."""
+    """Place of a block in the pool: a page of KV, or a slot of recurrent states."""
 
     is_state: bool
     number: int

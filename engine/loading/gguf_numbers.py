@@ -58,15 +58,15 @@ class _Blocks:
         return self._raw[..., first:end]
 
     def field(self, of: Callable[[Tensor], Tensor]) -> Tensor:
-        """What the bytes of each block mean: [N, blocks, ...]."""
+        """Return a field of each block: [N, blocks, ...]."""
         return of(self._raw)
 
     def halves(self, at: int) -> Tensor:
-        """The number in half precision at a byte of each block: [N, blocks]."""
+        """Return the number in half precision at a byte of each block: [N, blocks]."""
         return self._raw[..., at : at + 2].contiguous().view(torch.float16).squeeze(-1)
 
     def pieces(self, unpack: Callable[[Tensor], Tensor]) -> Iterator[Tensor]:
-        """Yield rows [n, K] of numbers, which ``unpack`` makes of [n, blocks, bytes]."""
+        """Yield rows [n, K] of numbers that ``unpack`` computes from [n, blocks, bytes]."""
         step = max(1, _PIECE // self.shape[1])
         for first in range(0, len(self._raw), step):
             yield unpack(self._raw[first : first + step]).flatten(1)

@@ -74,7 +74,7 @@ def position_pairs(config: ModelConfig, shard: Shard | None, dtype: torch.dtype,
     if config.alibi is None:
         return None
     if dtype is torch.float16:
-        raise ModelError("ALiBi is computed in bfloat16 or float32, not in float16. Try: --dtype float32")
+        raise ModelError("ALiBi is supported in bfloat16 and float32, not in float16. Try: --dtype float32")
     first, whole = (0, config) if shard is None else (shard.ranks.rank * config.num_heads, shard.whole)
     slopes = alibi_slopes(whole.num_heads, config.alibi)[first : first + config.num_heads]
     return pair_constants(slopes, config.attention_scale, dtype, device)

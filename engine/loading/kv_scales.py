@@ -42,13 +42,15 @@ def read_kv_scales(
             continue
         kinds = found.setdefault(int(match[1]), {})
         if match[2] in kinds:
-            raise ModelError(f"The layer of {shortened(name)} has another scale of the same, {kinds[match[2]][0]}.")
+            raise ModelError(f"The scale {shortened(name)} is given twice for its layer, also as {kinds[match[2]][0]}.")
         kinds[match[2]] = name, view
     scales = {}
     for index, kinds in found.items():
         if len(kinds) == 1:
             ((name, _),) = kinds.values()
-            raise ModelError(f"The tensor {shortened(name)} is there, but keys and values need a scale each.")
+            raise ModelError(
+                f"The tensor {shortened(name)} is the only scale of its layer, but keys and values need a scale each."
+            )
         heads = config.heads_of(index).heads
         assert form is not None
         scales[index] = StaticScales(form, torch.stack([_of_heads(*kinds[kind], heads) for kind in _KINDS]))
@@ -90,9 +92,9 @@ def _of_heads(name: str, view: View, heads: int) -> Tensor:
     values = view.tensor().float().flatten()
     if values.numel() not in (1, heads):
         raise ModelError(
-            f"The tensor {shortened(name)} has shape {list(view.shape)}, but a scale is one number, or one for each of "
-            f"{heads} KV heads."
+            f"The tensor {shortened(name)} has shape {list(view.shape)}, but a scale must be one number, or one for "
+            f"each of {heads} KV heads."
         )
     if not bool((values.isfinite() & (values > 0)).all()):
-        raise ModelError(f"The tensor {shortened(name)} has a scale that is not finite and above 0.")
+        raise ModelError(f"The tensor {shortened(name)} has a scale that is not a finite number above 0.")
     return values.expand(heads).clone()

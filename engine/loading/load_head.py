@@ -125,7 +125,7 @@ def _read_config(fields: Fields) -> ModelConfig:
     for each in fields, nested:
         for key in _REFUSED:
             if each.has(key) and each.values[key] is not False:
-                raise each.wrong(key, "left out: this part of a head is not computed")
+                raise each.wrong(key, "absent: this part of a head is not supported")
     if nested.values.get("use_aux_hidden_state", True) is not True:
         raise nested.wrong("use_aux_hidden_state", "true")
     changes = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": False}
@@ -151,8 +151,8 @@ def _read_layers(fields: Fields, model: DecoderModel) -> tuple[int, ...]:
         ids = [each + 1 for each in ids]
     if not whole or not ids or ids != sorted(set(ids)) or not 0 <= ids[0] <= ids[-1] <= last:
         raise ModelError(
-            f"{CONFIG}: {_LAYER_IDS}, the layers of its model whose inputs it reads, must ascend within 0 to {last}; "
-            f"they are {ids}."
+            f"{CONFIG}: {_LAYER_IDS} (the layers of the model whose inputs the head reads) must be in ascending "
+            f"order and from 0 to {last}, not {ids}."
         )
     return tuple(ids)
 
@@ -170,21 +170,21 @@ def _expected_shapes(config: ModelConfig, vocab_size: int, read: int) -> dict[st
 def _check_shared(fields: Fields, config: ModelConfig, model: DecoderModel) -> None:
     """Check that a head without an embedding of its own can read the model's. Raises ModelError."""
     if config.hidden_size != model.config.hidden_size:
-        wanted = f"that of its model, {model.config.hidden_size}, whose embedding it shares"
+        wanted = f"that of its model, {model.config.hidden_size}, because it shares the model's embedding"
         raise fields.wrong("hidden_size", wanted)
     if model.embedding_scale != 1.0 or model.embedding_norm is not None:
-        raise ModelError("The checkpoint has no embedding of its own, and that of its model is scaled or normed.")
+        raise ModelError(
+            "The checkpoint has no embedding of its own, and cannot share its model's, which is scaled or normalised."
+        )
 
 
 def _target_ids(shifts: Tensor | None, size: int, vocab_size: int) -> Tensor | None:
     """Return the tokens of the model that are the head's, [size]. Raises ModelError."""
     if shifts is None:
         if size != vocab_size:
-            raise ModelError(
-                f"The checkpoint lacks {_TARGET_IDS}, by which its {size} tokens are found in the model's."
-            )
+            raise ModelError(f"The checkpoint lacks {_TARGET_IDS}, which maps its {size} tokens to the model's.")
         return None
     ids = torch.arange(size) + shifts.long() if shifts.shape == (size,) and not shifts.is_floating_point() else None
     if ids is None or not bool((ids[1:] > ids[:-1]).all()) or not 0 <= int(ids[0]) <= int(ids[-1]) < vocab_size:
-        raise ModelError(f"The tensor {_TARGET_IDS} must lead {size} tokens to ascending ones below {vocab_size}.")
+        raise ModelError(f"The tensor {_TARGET_IDS} must map {size} tokens to ascending token ids below {vocab_size}.")
     return ids

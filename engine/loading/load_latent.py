@@ -41,7 +41,7 @@ from .tensor_names import (
 )
 from .weight_forms import WeightReader
 
-_NORM_EPS = 1e-6  # of the two norms within latent attention; the config's epsilon is for the other norms
+_NORM_EPS = 1e-6  # Epsilon of the two norms within latent attention; the config's epsilon is for the other norms.
 
 
 def load_latent(

@@ -86,7 +86,7 @@ def load_model(
     kv_scales = read_kv_scales(stored_scales, config, kv_form)
     if shard is not None:
         check_split(config, shard.ranks.size)
-        shard = Shard.of(config, shard.ranks)  # of what was found: the head may be tied
+        shard = Shard.of(config, shard.ranks)  # Computed again from the config as found: the head may be tied.
         source, config = ShardSource(source, shard), shard.config
     if stage is not None:
         check_stages(config, stage.count)

@@ -76,12 +76,12 @@ def prediction_module(config: ModelConfig) -> PredictionModule:
         rows = (each for each in BY_NAME.values() if each.prediction is not None and each.prediction.is_computed)
         classes = ", ".join(sorted(each.architecture for each in rows))
         family = BY_NAME[config.family]
-        own = "those of {} are not" if "mtp" in family.ignored or module is not None else "{} has none"
-        raise ModelError(f"MTP modules are computed of {classes}; {own.format(family.architecture)}.")
+        own = "the one of {} is not supported" if "mtp" in family.ignored or module is not None else "{} has none"
+        raise ModelError(f"MTP modules are supported for {classes}; {own.format(family.architecture)}.")
     if config.prediction_layers != 1:
         raise ModelError(
-            f"{CONFIG}: {module.count_key}, the number of MTP modules, must be 1 to draft by one; "
-            f"it is {config.prediction_layers}."
+            f"{CONFIG}: {module.count_key}, the number of MTP modules, must be 1 to draft with one, not "
+            f"{config.prediction_layers}."
         )
     return module
 

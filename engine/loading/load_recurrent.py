@@ -114,7 +114,7 @@ def _check_state(weights: WeightReader, layer: RecurrentLayer) -> None:
     size = layer.key_dim if isinstance(layer, DeltaLayer) else layer.state_size
     if size > MOST_STATE:
         raise ModelError(
-            f"A head's state has {size} rows, and the GPU's kernels take at most {MOST_STATE}. Try: --device cpu"
+            f"A head's state has {size} rows, but the GPU kernels support at most {MOST_STATE}. Try: --device cpu"
         )
 
 

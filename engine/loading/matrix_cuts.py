@@ -48,14 +48,14 @@ class RowPieces:
 
 
 class MatrixCut(NamedTuple):
-    """What is kept of a matrix [N, K]: runs of its rows (``dim`` 0) or of its columns (1), side by side."""
+    """The part of a matrix [N, K] that is kept: runs of its rows (``dim`` 0) or of its columns (1), side by side."""
 
     dim: int
     runs: tuple[Run, ...]
 
     @property
     def size(self) -> int:
-        """Rows or columns that are kept."""
+        """Number of rows or columns that are kept."""
         return sum(end - first for first, end in self.runs)
 
     def is_between(self, size: int) -> bool:

@@ -57,7 +57,9 @@ def load_by(
             stage=stage,
         )
     if not isinstance(checkpoint, Path):
-        raise ModelError("--model-impl transformers reads folders in Hugging Face format, no GGUF files. Leave it out.")
+        raise ModelError(
+            "--model-impl transformers reads folders in Hugging Face format, not GGUF files. Leave it out."
+        )
     if weights != "plain":
         raise ModelError(
             "--quantization is for our own decoder; with --model-impl transformers weights are in --dtype."
@@ -83,7 +85,7 @@ def own_config(model_impl: str, checkpoint: Path | GgufFile) -> ModelConfig | No
         if model_impl != "auto" or not isinstance(checkpoint, Path):
             raise
         if find_spec("transformers") is None:
-            raise ModelError(f"{error} The transformers library may have it. {_INSTALL}") from error
+            raise ModelError(f"{error} The transformers library may support it. {_INSTALL}") from error
         from ..models.transformers.transformers_config import has_class
 
         if not has_class(read_config_file(checkpoint)):

@@ -21,9 +21,9 @@ BLOCK_BYTES: Final = 36
 """Bytes of a block of 64 numbers in a GGUF file."""
 KEPT_AS: Final[BlockType] = "NVFP4"
 """Type of the blocks that native kernels of a CPU read."""
-_SCALE_BYTES: Final = 4  # of a block
+_SCALE_BYTES: Final = 4  # Bytes of a block's scale.
 _HALF: Final = 16  # bytes of 32 numbers
-_NOT_A_NUMBER: Final = 0x7F  # of E4M3, without its sign
+_NOT_A_NUMBER: Final = 0x7F  # NaN in E4M3, without its sign.
 
 
 def decode_blocks(raw: Tensor, factor: float = 1.0) -> Tensor:

@@ -52,15 +52,17 @@ def load_dense(module: DenseModule, device: torch.device) -> DenseLayer:
     activation = _ACTIVATIONS.get(module.activation)
     if activation is None:
         known = ", ".join(_ACTIVATIONS)
-        raise ModelError(f"{module.place}: activation_function {module.activation} is none of those known: {known}.")
+        raise ModelError(
+            f"{module.place}: activation_function {module.activation} is not supported; supported are {known}."
+        )
     try:
         tensors = load_file(module.folder / _FILE)
     except (OSError, SafetensorError) as error:
-        raise ModelError(f"{module.place}/{_FILE} is missing or damaged, and no other form is read.") from error
+        raise ModelError(f"{module.place}/{_FILE} is missing or damaged, and no other format is supported.") from error
     wanted = {"linear.weight": (module.size, module.size_in)} | ({"linear.bias": (module.size,)} if module.bias else {})
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if found != wanted:
-        raise ModelError(f"{module.place}/{_FILE} must hold {wanted} by its config.json, not {found}.")
+        raise ModelError(f"{module.place}/{_FILE} must hold {wanted}, as its config.json states, not {found}.")
     weight, bias = tensors["linear.weight"], tensors.get("linear.bias")
     moved = None if bias is None else bias.to(device, torch.float32)
     return DenseLayer(weight.to(device, torch.float32), moved, activation)

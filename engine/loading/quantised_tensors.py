@@ -48,7 +48,7 @@ _FLOAT8: Final = "F8_E4M3"
 _FLOAT8_BLOCK: Final = 128
 _FLOATS: Final = ("F32", "F16", "BF16")
 _LARGEST_SCALE: Final = 1e30  # products of two with numbers of eight bits are finite
-_NOT_A_NUMBER: Final = 0x7F  # of E4M3, without its sign
+_NOT_A_NUMBER: Final = 0x7F  # NaN in E4M3, without its sign.
 _MOST_STATE: Final = 1 << 16  # bytes of the JSON that bitsandbytes stores beside a matrix
 _BYTES: Final = {"U8": 1, "I8": 1, "F8_E4M3": 1, "F16": 2, "BF16": 2, "F32": 4, "I32": 4, "I64": 8}
 _INDICES: Final = ("g_idx", "weight_g_idx", "weight_shape")
@@ -617,7 +617,7 @@ def _packed_shape(parts: _Checked) -> tuple[int, int]:
     stated = tuple(parts.tensor("weight_shape").tolist())
     width = stated[1]
     if stated[0] != rows or width < 1 or words_of(width, bits) != words:
-        raise parts.wrong("weight_packed", f"a shape that holds {list(stated)}, which weight_shape says,")
+        raise parts.wrong("weight_packed", f"a shape that holds {list(stated)}, as weight_shape states,")
     groups = _check_scales(parts, rows, width)
     if not parts.scheme.symmetric:
         parts.check("weight_zero_point", (words_of(rows, bits), groups), dtypes=("I32",))
@@ -855,11 +855,11 @@ def _bnb_state(parts: _Checked) -> _BlockState:
     if len(names) != 1:
         raise parts.malformed("it needs one weight.quant_state")
     if parts.shape(names[0], 1, "U8")[0] > _MOST_STATE:
-        raise parts.wrong(names[0], f"an object in JSON of at most {_MOST_STATE} bytes")
+        raise parts.wrong(names[0], f"a JSON object of at most {_MOST_STATE} bytes")
     try:
         state = _read_state(json.loads(bytes(parts.tensor(names[0]).tolist())))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise parts.malformed(f"{names[0]} does not give shape and blocks") from error
+        raise parts.malformed(f"{names[0]} does not give the shape and the block sizes") from error
     return state
 
 

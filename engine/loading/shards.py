@@ -52,7 +52,9 @@ def check_split(config: ModelConfig, size: int) -> None:
     }
     for name, is_there in parts.items():
         if is_there:
-            raise ConfigError(f"{option}: {name} cannot be split over ranks. Leave it out, or take another model.")
+            raise ConfigError(
+                f"{option}: {name} cannot be split over ranks. Leave the option out, or use another model."
+            )
     found = [what.format(count) for count, what in dict.fromkeys(_counts(config)) if count % size]
     if found:
         listed = " and ".join([", ".join(found[:-1]), found[-1]] if len(found) > 1 else found)
@@ -69,7 +71,7 @@ def _counts(config: ModelConfig) -> Iterator[tuple[int, str]]:
     if any(config.attends):
         yield from ((config.num_heads_of(index), "the model's {} heads") for index in range(config.num_layers))
         if config.grouped_qkv:
-            yield config.num_kv_heads, "the model's {} KV heads, whose rows are among those of their queries"
+            yield config.num_kv_heads, "the model's {} KV heads, which are stored in one tensor with their queries"
     for index, layer in enumerate(config.layers):
         if has_plain_mlp(config, index):
             yield config.mlp_size_of(index), "the MLP's {} columns"

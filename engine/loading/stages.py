@@ -31,16 +31,18 @@ def check_stages(config: ModelConfig, size: int) -> None:
     """
     option = f"--pipeline-parallel-size {size}"
     if size > config.num_layers:
-        raise ConfigError(f"{option} is more than the model's {config.num_layers} layers. Take at most as many.")
+        raise ConfigError(f"{option} is more than the model's {config.num_layers} layers. Use at most that number.")
     parts = {
         "recurrent layers": config.has_states,
-        "layers that read K and V of others": any(layer.kv_source is not None for layer in config.layers),
+        "layers that read K and V of other layers": any(layer.kv_source is not None for layer in config.layers),
         "layers that share an index": config.shares_index,
         "inputs of each layer": config.layer_inputs is not None,
     }
     for name, is_there in parts.items():
         if is_there:
-            raise ConfigError(f"{option}: {name} cannot be in stages. Leave it out, or take another model.")
+            raise ConfigError(
+                f"{option}: {name} cannot be split into stages. Leave the option out, or use another model."
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,11 @@ EMBEDDING = "model.embed_tokens.weight"
 POSITIONS = "model.embed_positions.weight"
 HEAD = "lm_head.weight"
 HEAD_BIAS = "lm_head.bias"
-SCORE = "score.weight"  # of a classification head
+SCORE = "score.weight"  # Weight of a classification head.
 SINKS = "sinks"
-GATE = "gate_proj"  # of attention's results
+GATE = "gate_proj"  # Module that gates attention's results.
 FUSED_GATE_UP = "gate_up_proj"
-CORRECTION = "e_score_correction_bias"  # of a router
+CORRECTION = "e_score_correction_bias"  # Bias of a router.
 
 # Tensors of the embedding that each layer of Gemma 4 adds for a token, and the factor behind the layer.
 LAYER_EMBEDDING, LAYER_PROJECTION = "model.embed_tokens_per_layer.weight", "model.per_layer_model_projection"
@@ -58,7 +58,7 @@ INDEXER = "indexer"
 """Module that chooses the tokens in a layer of indexed attention. It is left out of a model whose longest sequence is
 so short that all tokens would be chosen."""
 INDEX_QUERY, INDEX_KEY, INDEX_NORM, INDEX_WEIGHTS = "wq_b", "wk", "k_norm", "weights_proj"
-BLOCK_QUERY, BLOCK_KEY, BLOCK_NORMS = "q_proj", "k_proj", ("q_norm", "k_norm")  # of an index of blocks
+BLOCK_QUERY, BLOCK_KEY, BLOCK_NORMS = "q_proj", "k_proj", ("q_norm", "k_norm")  # Modules of an index of blocks.
 
 # Tensors of latent attention.
 QUERY, QUERY_DOWN, QUERY_NORM, QUERY_UP = "q_proj", "q_a_proj", "q_a_layernorm", "q_b_proj"
@@ -307,7 +307,7 @@ def output_modules(config: ModelConfig) -> dict[str, int]:
 
 
 def recurrent_block(layer: RecurrentLayer) -> str:
-    """Return the module of a layer that is there in place of attention."""
+    """Return the module that a layer has instead of attention."""
     if isinstance(layer, DeltaLayer):
         return "linear_attn"
     if isinstance(layer, KimiDeltaLayer):
@@ -630,7 +630,7 @@ def check_tensors(expected: Mapping[str, Shape], found: Mapping[str, Shape], opt
         raise ModelError(f"The checkpoint has tensors that this architecture does not use: {_listed(extra)}.")
     for name, shape in expected.items():
         if found[name] != shape:
-            raise ModelError(f"The tensor {name} has shape {found[name]}, but the config makes it {shape}.")
+            raise ModelError(f"The tensor {name} has shape {found[name]}, but the config requires {shape}.")
 
 
 def _has_no_effect(name: str) -> bool:

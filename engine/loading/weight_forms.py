@@ -188,7 +188,7 @@ def _stored(checkpoint: Path | GgufFile | None) -> _Stored | None:
 
 
 def _kept_as(type_name: str) -> str:
-    """Return the type of blocks that a type of GGUF has in memory, if it is there in blocks."""
+    """Return the type of blocks that a type of GGUF has in memory, if it is kept in blocks."""
     return gguf_repacked.kept_as(type_name) or (mxfp4.KEPT_AS if type_name == "MXFP4" else type_name)
 
 

@@ -62,12 +62,12 @@ def fitting_form(
     fitting = {option: size for option, size in others.items() if size <= available and size < needed}
     names = {other: f"with --quantization {option}" for option, other in FORMS.items()}
     what = names.get(form, f"in {str(dtype).removeprefix('torch.')}")
-    where = " on the GPU beside the least KV" if device.type == "cuda" else ""
+    where = " on the GPU beside the smallest KV pool" if device.type == "cuda" else ""
     text = (
         f"The weights need {needed / _GIB:.1f} GiB {what}; {available / _GIB:.1f} GiB of memory are available{where}."
     )
     if not fitting:
-        raise ConfigError(f"{text} Free some, or take a smaller model.")
+        raise ConfigError(f"{text} Free some memory, or use a smaller model.")
     choice = min(fitting, key=lambda option: (fitting[option], option))
     raise ConfigError(f"{text} Try: rootgraft serve --quantization {choice} ({fitting[choice] / _GIB:.1f} GiB)")
 

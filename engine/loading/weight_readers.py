@@ -161,7 +161,8 @@ class SafetensorsFolder:
         self._part_names = part_names(quantization)
         self._stored: dict[str, tuple[Any, str]] = {}  # file, and name there
         self._mxfp4: dict[str, dict[str, tuple[Any, str]]] = {}  # the same by ending, for tensors stored as two
-        self._fitting: dict[str, bool] = {}  # of those, whether native kernels of a CPU have their scales
+        # For each of those tensors: whether the CPU's native kernels support its scales.
+        self._fitting: dict[str, bool] = {}
         self._parts: dict[str, tuple[Scheme, dict[str, View]]] = {}  # by module
         files = [(shard, _open(folder / shard)) for shard in shard_names(folder)]
         has_bare_embedding = any(_BARE_EMBEDDING in file.keys() for _, file in files)  # noqa: SIM118 (not a dict)
@@ -278,19 +279,19 @@ class SafetensorsFolder:
             return False
         parts = self._parts.setdefault(module, (scheme, {}))[1]
         if part in parts:
-            raise ModelError(f"The tensor {shortened(name)} is there twice.")
+            raise ModelError(f"The tensor {shortened(name)} appears twice.")
         parts[part] = view
         return True
 
     def _add_plain(self, name: str, view: View, shard: str) -> None:
         if name in self._stored:
-            raise ModelError(f"The tensor {shortened(name)} is there twice, the second time in {shortened(shard)}.")
+            raise ModelError(f"The tensor {shortened(name)} appears twice, the second time in {shortened(shard)}.")
         if view.dtype not in _FLOATS and is_computed(name):
             return
         if view.dtype not in _FLOATS:
             raise ModelError(
                 f"The tensor {shortened(name)} is stored as {view.dtype}, which is not supported; "
-                f"{', '.join(_FLOATS)} are, and what quantization_config in config.json names."
+                f"{', '.join(_FLOATS)} are, and the types that quantization_config in config.json names."
             )
         self.shapes[name] = view.shape
         self._stored[name] = view.file, view.stored
@@ -364,7 +365,7 @@ class SafetensorsFolder:
             ModelError: the tensor is quantised.
         """
         if name in self._quantised:
-            raise ModelError(f"{name} is quantised, so its columns cannot be divided by their lengths (norm_head).")
+            raise ModelError(f"{name} is quantised, so its columns cannot be normalised (norm_head).")
         self._converted[name] = _of_unit_columns
 
     def plain_slices(self, name: str) -> Any | None:

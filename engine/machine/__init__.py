@@ -1,1 +1,1 @@
-"""What this machine has: cores and memory within cgroup limits, CPU, kernels, GPU, installed software. No torch."""
+"""This machine: cores and memory within cgroup limits, CPU, kernels, GPU, installed software. No torch."""

@@ -139,7 +139,7 @@ def _sockets(root: Path) -> list[frozenset[int]]:
 
 
 def _num_cores(root: Path, processors: frozenset[int]) -> int:
-    """Count the cores of processors; one of which nothing is told is a core."""
+    """Count the cores of processors. A processor without topology information counts as a core."""
     topology = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
     return len({_processors(root / topology.format(number)) or frozenset({number}) for number in processors})
 

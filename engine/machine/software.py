@@ -16,7 +16,7 @@ PACKAGES = (
     *("fastapi", "uvicorn", "uvloop", "pydantic", "orjson"),
 )
 _OTHER_NAMES = {("dnf", "g++"): "gcc-c++", ("zypper", "g++"): "gcc-c++", ("pacman", "g++"): "gcc"}
-_SECONDS = 180  # for the import of torch from a slow disk
+_SECONDS = 180  # Time to import torch from a slow disk.
 _PROBE = """
 import json, warnings
 with warnings.catch_warnings(record=True) as caught:

@@ -14,7 +14,7 @@ LEAST_EXAMPLES = 20
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.05, 20.0
 _FOLDS = 5
 _BINS = 10
-_SMALLEST = 1e-30  # of a share: its logarithm counts for no less
+_SMALLEST = 1e-30  # Smallest share: the logarithm of a smaller one is replaced by its logarithm.
 _ROUNDS = 100
 
 

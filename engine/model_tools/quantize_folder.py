@@ -62,7 +62,7 @@ class Progress(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Quantised:
-    """What was written: quantised modules, and bytes of weights before and after."""
+    """Result of a quantisation: the quantised modules, and bytes of weights before and after."""
 
     modules: int
     bytes_before: int
@@ -80,10 +80,10 @@ def quantize_folder(folder: Path, out: Path, scheme: Scheme, progress: Progress 
         ConfigError: ``out`` has files.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"--output: {out} is there and not empty. Name a new folder.")
+        raise ConfigError(f"--output: {out} exists and is not empty. Give a new folder.")
     config = read_config_file(folder)
     if KEY in config:
-        raise ModelError(f"{folder.name}: its weights are quantised already. Take the model as it was before.")
+        raise ModelError(f"{folder.name}: its weights are already quantised. Use the model before its quantisation.")
     read_model_config(folder)
     names = shard_names(folder)
     shapes = _shapes(folder, names)
@@ -223,7 +223,7 @@ def _group(modules: list[str], shapes: dict[str, tuple[int, ...]], scheme: Schem
         if all(shapes[name][1] % group == 0 for name in modules):
             return group
     odd = next(name for name in modules if shapes[name][1] % sizes[-1])
-    raise ModelError(f"{odd} has {shapes[odd][1]} inputs, not a multiple of {sizes[-1]}: take --scheme w8a8 or fp8.")
+    raise ModelError(f"{odd} has {shapes[odd][1]} inputs, not a multiple of {sizes[-1]}: use --scheme w8a8 or fp8.")
 
 
 def _module(name: str) -> str:

@@ -213,7 +213,7 @@ class KvPool:
         for load in loads:
             data = np.frombuffer(load.payload, np.uint8)
             if not 0 <= load.page < self.num_pages or data.nbytes != self.page_bytes:
-                raise IndexError(f"page {load.page} with {data.nbytes} bytes is none of the pool's")
+                raise IndexError(f"page {load.page} with {data.nbytes} bytes is not a page of the pool")
             if self._device.type == "cpu":
                 parts = [_bytes_of(cache)[:, load.page] for cache in self._tensors]
                 for part, source in zip(parts, _parts(data, parts), strict=True):

@@ -20,7 +20,7 @@ from .norms import Norm, normed
 
 @dataclass(frozen=True, slots=True)
 class OwnProducts:
-    """What a layer adds to the results of a shared projection: ``wide_i(narrow_i(x))`` for each module i of it.
+    """Products that a layer adds to a shared projection: ``wide_i(narrow_i(x))`` for each module i of it.
 
     Attributes:
         narrow: the modules' products to narrow results, side by side.

@@ -73,7 +73,7 @@ class StatePool:
         """Fill a slot with bytes of ``read``. Raises IndexError for a slot or a size that does not fit the pool."""
         data = np.frombuffer(payload, np.uint8)
         if not 0 <= slot < next(self._tensors()).shape[0] or data.nbytes != self.state_bytes:
-            raise IndexError(f"slot {slot} with {data.nbytes} bytes is none of the pool's")
+            raise IndexError(f"slot {slot} with {data.nbytes} bytes is not a slot of the pool")
         for part, source in self._parts(slot, data):
             part.view(torch.uint8).copy_(torch.from_numpy(source.copy()))
 

@@ -183,7 +183,7 @@ class AsyncLLM:
             ValueError: no loaded adapter has this number.
         """
         if lora_id not in await self.list_loras():
-            raise ValueError(f"lora_id {lora_id!r} is of no loaded adapter: load it with add_lora.")
+            raise ValueError(f"lora_id {lora_id!r} is not the id of a loaded adapter: load it with add_lora.")
         return True
 
     async def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:

@@ -53,7 +53,7 @@ def _text(part: Any) -> str:
         return str(part["text"])
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
     raise RequestError(
-        f"A part of a message must be text, not {kind}: images and audio are not computed.", param="messages"
+        f"A part of a message must be text, not {kind}: images and audio are not supported.", param="messages"
     )
 
 

@@ -49,8 +49,8 @@ class EngineThread:
         """
         if not self.is_here:
             raise EngineDead(
-                f"The engine of this LLM runs in process {self._process}, which process {os.getpid()} was forked from: "
-                "make another LLM after the fork, or start processes by multiprocessing's method spawn."
+                f"The engine of this LLM runs in process {self._process}, and process {os.getpid()} was forked from "
+                "it: create another LLM after the fork, or start processes with multiprocessing's method spawn."
             )
         if not self._end.alive:
             raise RuntimeError("the engine thread is closed")

@@ -103,4 +103,4 @@ def _check(owner: str, prompt: Mapping[str, Any]) -> None:
     try:
         check_values(owner, prompt)
     except TypeError as error:
-        raise RequestError(f"A prompt of this form is not known: {error}", param="prompt") from None
+        raise RequestError(f"A prompt cannot have this form: {error}", param="prompt") from None

@@ -93,7 +93,7 @@ def read_questions(questions: Any, answer_with: str) -> list[AskedQuestion]:
         raise RequestError(f"questions must be a list of dicts, not {type(questions).__name__}.", param="questions")
     if not 1 <= len(questions) <= MAX_QUESTIONS:
         raise RequestError(
-            f"questions must be at least 1 and at most {MAX_QUESTIONS}, not {len(questions)}.", param="questions"
+            f"questions must have 1 to {MAX_QUESTIONS} entries, not {len(questions)}.", param="questions"
         )
     return [_question(f"questions[{index}]", each, Labels(answer_with)) for index, each in enumerate(questions)]
 
@@ -123,14 +123,14 @@ def _options(place: str, kind: QuestionKind, given: Mapping[str, Any]) -> tuple[
     place = f"{place}.{listed}"
     values = given.get(listed)
     if isinstance(values, str) or not isinstance(values, Sequence) or not 2 <= len(values) <= most:
-        raise RequestError(f"{place} must be a list of 2 to {most}.", param=place)
+        raise RequestError(f"{place} must be a list of 2 to {most} entries.", param=place)
     found: dict[str, Option] = {}
     for index, each in enumerate(values):
         at = f"{place}[{index}]"
         option = each if isinstance(each, Mapping) else {field: each}
         text = _text(f"{at}.{field}", option.get(field))
         if not text.strip() or text in found:
-            raise RequestError(f"{at}.{field} must be a text that is not empty and not given twice.", param=at)
+            raise RequestError(f"{at}.{field} must be a text that is not empty and is given only once.", param=at)
         described = option.get("description")
         found[text] = Option(text, "" if described is None else _text(f"{at}.description", described))
     return tuple(found.values())
@@ -169,7 +169,7 @@ def plan_questions(
     encoder = QuestionEncoder(served.tokenizer, ends)
     kwargs = {**NO_THOUGHT, **template_kwargs}
     if not served.tokenizer.has_chat_template:
-        raise RequestError("This model has no chat template, by which it could be asked.", param="model")
+        raise RequestError("This model has no chat template, which this call needs.", param="model")
     opening = AnswerOpening(served.tokenizer, reasoning_format_of(served.tokenizer, "auto"), kwargs)
     planned = []
     for question in questions:

@@ -242,12 +242,13 @@ class OfflineEngine:
             or params.allowed_logprobs
         ):
             raise RequestError(
-                "A session has one answer, no logprobs and no field_probabilities: n must be 1, the others left out.",
+                "A session gives one answer, without logprobs and field_probabilities: set n to 1, and leave the "
+                "others out.",
                 param="n",
             )
         sequence = self._core.find(next(iter(running.running), _NO_SEQUENCE))
         if running.is_done or sequence is None:
-            raise RequestError("The request has ended, or waits for its grammar or adapter: call step() first.")
+            raise RequestError("The request has ended, or is waiting for its grammar or adapter: call step() first.")
         path, tokens = sequence.path, sequence.tokens[:]
         saved = SavedSession(
             path.namespace.base,
@@ -306,7 +307,7 @@ class OfflineEngine:
     def on_thread(self, call: Callable[[], T]) -> T:
         """Run a call on the engine's thread and return its result. Raises EngineDead after ``close``."""
         if self._closed:
-            raise EngineDead("This LLM was closed: make another one.")
+            raise EngineDead("This LLM was closed: create another one.")
         return self._thread.run(call)
 
     def _advance(self) -> None:
@@ -361,7 +362,7 @@ class CoreLink:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """Those requests of a call that use the same tokenizer, and the receiver of their deltas."""
+    """The requests of a call that use the same tokenizer, and the receiver of their deltas."""
 
     served: ServedTokenizer
     requests: Sequence[TextRequest]

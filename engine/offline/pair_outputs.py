@@ -97,7 +97,7 @@ def _score_in_words(pairs: Sequence[Pair], adapter: PromptAdapter, run: Run) -> 
     """Return the probability of "yes" against "no" for each pair. Raises RequestError or ContextTooLong."""
     tokenizer, most = adapter.model.served.tokenizer, adapter.model.limits.max_model_len
     if not tokenizer.has_chat_template:
-        raise RequestError("This model has no chat template, by which it could be asked.", param="model")
+        raise RequestError("This model has no chat template, which this call needs.", param="model")
     endings = [tokenizer.encode(answer, False) for answer in ANSWERS]
     longest = max(map(len, endings))
     kwargs = dict(NO_THOUGHT)

@@ -21,7 +21,7 @@ from .engine_loop import EngineLoop
 from .prompt_adapters import PromptAdapters
 from .prompt_texts import AdapterTexts
 
-_SHUT_DOWN = "This AsyncLLM was shut down: make another one."
+_SHUT_DOWN = "This AsyncLLM was shut down: create another one."
 
 
 class ProcessEngine:

@@ -75,7 +75,7 @@ class SavedSession:
         fields = json.loads(data[4 : 4 + length])
         [submit] = decode(data[4 + length :])
         if fields["version"] != VERSION or not isinstance(submit, Submit):
-            raise ValueError("no session of this version")
+            raise ValueError("not a session of this version")
         request = TextRequest(
             submit.tokens,
             submit.params,

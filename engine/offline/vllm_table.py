@@ -59,7 +59,7 @@ def check_values(owner: str, values: Mapping[str, Any], neutral: Mapping[str, An
             raise TypeError(f"{owner} has no parameter {name!r}.")
         asks = not is_nothing(value) and not (name in (neutral or {}) and value == (neutral or {})[name])
         if names[name].status == "refuse" and asks:
-            raise RequestError(f"{name} is not taken: {names[name].words}.", param=name)
+            raise RequestError(f"{name} is not supported: {names[name].words}.", param=name)
 
 
 class NotOffered(EngineError, AttributeError):
@@ -79,7 +79,7 @@ def check_offered(owner: str, name: str) -> None:
     if row is None or row.status == "done":
         raise AttributeError(f"{owner!r} object has no attribute {name!r}")
     if row.status == "refuse":
-        raise NotOffered(f"{owner}.{name} is not there: {row.words}.")
+        raise NotOffered(f"{owner}.{name} does not exist: {row.words}.")
 
 
 def is_nothing(value: Any) -> bool:

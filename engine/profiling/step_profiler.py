@@ -38,8 +38,9 @@ from .step_report import Part, StepLoad, StepTimes
 
 _WARM: Final = 6  # steps until passes are recorded and caches are filled
 
-_PARTS: Final = ("schedule", "inputs", "forward", "head", "sample", "commit")  # of ``StepTimer``, in order
-_FAMILIES: Final = {  # of the native calls of a forward pass
+# Parts that ``StepTimer`` measures, in order.
+_PARTS: Final = ("schedule", "inputs", "forward", "head", "sample", "commit")
+_FAMILIES: Final = {  # Groups of the native calls of a forward pass.
     "linear": "linear",
     "gated_linear": "linear",
     "quantised_linear": "linear",
@@ -202,11 +203,11 @@ def measure_steps(config: EngineConfig, model_path: Path, load: StepLoad) -> Ste
         ConfigError: the options do not fit the model, or the load does not fit the engine.
     """
     if choose_device(config).type != "cpu":
-        raise ConfigError("bench step takes the times of the CPU's kernels: give it --device cpu.")
+        raise ConfigError("bench step measures the CPU kernels: give it --device cpu.")
     bench = _Bench(config, model_path, load)
     model = bench.worker.model
     if not isinstance(model, DecoderModel):
-        raise ConfigError("bench step takes the times of our own kernels: give it --model-impl rootgraft.")
+        raise ConfigError("bench step measures our own kernels: give it --model-impl rootgraft.")
     kv_dtype = choose_kv_dtype(config, model.config, model.device, model.dtype)
     rates = measure_rates(model, kv_dtype)
     bench.fill()
@@ -234,13 +235,15 @@ def _check(config: EngineConfig, worker: Worker, load: StepLoad) -> None:
     )
     pages = load.rows * -(-longest // config.block_size)
     if rows > config.most_seqs:
-        raise ConfigError(f"--rows: {rows} sequences run at a time; --max-num-seqs is {config.most_seqs}.")
+        raise ConfigError(f"--rows: {rows} sequences run at a time, but --max-num-seqs is {config.most_seqs}.")
     if tokens > config.most_tokens:
-        raise ConfigError(f"--prefill: a step has {tokens} tokens; --max-num-batched-tokens is {config.most_tokens}.")
+        raise ConfigError(
+            f"--prefill: a step has {tokens} tokens, but --max-num-batched-tokens is {config.most_tokens}."
+        )
     if longest >= worker.max_model_len or pages > worker.num_pages:
         raise ConfigError(
-            f"--context and --steps: rows may come to {longest} tokens, {pages} pages in all; a sequence may have "
-            f"{worker.max_model_len}, and there are {worker.num_pages} pages."
+            f"--context and --steps: rows may reach {longest} tokens, {pages} pages in all; a sequence may have "
+            f"{worker.max_model_len} tokens, and there are {worker.num_pages} pages."
         )
 
 
@@ -332,7 +335,7 @@ def least_times(model: DecoderModel, load: StepLoad, kv_dtype: torch.dtype, rate
 
 
 def _experts_bound(model: DecoderModel, tokens: int, positions: int, rates: StepRates) -> float:
-    """Return the least seconds of the products of experts, of which the last layer makes those of positions alone."""
+    """Return the least seconds of the experts' products. The last layer computes only those of ``positions``."""
     per_layer = [[(count, weights.first) for count, weights in layer.active] for layer in model.layers]
     num_bytes = sum(count * _nbytes(first) for layer in per_layer for count, first in layer)
     products = [sum(count * _products(first) for count, first in layer) for layer in per_layer]

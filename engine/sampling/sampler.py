@@ -73,7 +73,7 @@ class Drawing:
 
     positions: SamplingPositions
     tokens: Tensor | None = None
-    _copy: HostCopy | None = None  # of the tokens, or of ``scored_tokens`` if any logprobs are wanted
+    _copy: HostCopy | None = None  # Copy of the tokens, or of ``scored_tokens`` if logprobs are requested.
     _num_logprobs: Sequence[int] = ()  # wanted at each position, -1 for none; empty if no row wants any
     _redraw: Callable[[list[int]], _Redrawn] | None = None  # replaces tokens after which no end fits
     _allowed: AllowedDrawing | None = None

@@ -83,9 +83,13 @@ class ProgramPool:
         try:
             return await self._threads.call(CURRENT_TENANT.get(), call)
         except ShareFull:
-            raise CapacityError("Too many requests wait for their templates or tokenizers to be run.") from None
+            raise CapacityError(
+                "Too many requests are waiting for their chat templates or tokenizers to run."
+            ) from None
         except NoThread:
-            raise CapacityError("No thread for the programs of requests can be started now: ask again.") from None
+            raise CapacityError(
+                "No thread can be started now for the templates and tokenizers of requests: try again."
+            ) from None
 
     def run(self, program: str, seconds: float, arguments: Any, data: bytes = b"", *, memory: int = 0) -> bytes:
         """Run a function in a worker process as soon as the current tenant has its turn, and return its result.
@@ -131,7 +135,9 @@ def _run(workers: WorkerPool[WorkerProcess], job: bytes, seconds: float, num_byt
         try:
             worker = workers.acquire()
         except WorkerDied:
-            raise CapacityError("No process for the programs of requests can be started now: ask again.") from None
+            raise CapacityError(
+                "No process can be started now for the templates and tokenizers of requests: try again."
+            ) from None
         try:
             answer = worker.run(job, seconds)
         except WorkerTimeout:
@@ -149,7 +155,7 @@ def _run(workers: WorkerPool[WorkerProcess], job: bytes, seconds: float, num_byt
             raise
         workers.release(worker)
         return answer
-    raise CapacityError("The processes for the programs of requests are killed at once: ask again.")
+    raise CapacityError("The processes for the templates and tokenizers of requests are killed immediately: try again.")
 
 
 def _start(_is_first: bool, ending: Event) -> WorkerProcess:

@@ -251,7 +251,7 @@ class Scheduler:
             return []
         largest = max(computed, key=lambda each: each.num_tokens)
         error = CapacityError(
-            f"The device has no memory for a step of this request, which has {largest.num_tokens} tokens. Ask again "
+            f"The device has no memory for a step of this request, which has {largest.num_tokens} tokens. Try again "
             "later, or shorten it."
         )
         return self.fail([largest.id], error)

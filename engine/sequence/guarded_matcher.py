@@ -56,7 +56,7 @@ class GuardedMatcher:
         try:
             for count, token in enumerate(tokens):
                 if not matcher.replay(token, remaining - count):
-                    self._failure = f"it refuses token {count} of those that another engine generated"
+                    self._failure = f"it refuses token {count} of the tokens that another engine generated"
                     return
         except Exception as error:
             # An error of a library, or a bug, ends only this sequence.

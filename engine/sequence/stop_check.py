@@ -75,4 +75,4 @@ def failure(sequence: Sequence) -> Failed:
     reason = sequence.matcher and sequence.matcher.failure
     if reason:
         return Failed(sequence.id, "ModelError", f"The grammar of this request could not be followed: {reason}.")
-    return Failed(sequence.id, "ModelError", "The model gave no token for this request that may be drawn.")
+    return Failed(sequence.id, "ModelError", "The model gave no allowed token for this request.")

@@ -165,7 +165,7 @@ class AsyncEngine:
         sequences.
         """
         if any(processor.prompt not in stream.begun for processor in stream.running.values()):
-            stream.fail(DeadlineExceeded(f"The request had no token after the {timeout:g} seconds that it was given."))
+            stream.fail(DeadlineExceeded(f"The request had no token within its limit of {timeout:g} seconds."))
         else:
             self._sequences.expire(stream)
 

@@ -157,8 +157,8 @@ class NamedCalibration:
         """
         if self.calibration.digest != digest or len(self.calibration.bias) not in (0, num_labels):
             raise RequestError(
-                f"The calibration {quoted(self.name)} was fitted for another question, or for another content of the "
-                "model: run rootgraft calibrate again.",
+                f"The calibration {quoted(self.name)} was fitted for another question, or for other weights: run "
+                "rootgraft calibrate again.",
                 param=self.field,
                 code="calibration_mismatch",
             )

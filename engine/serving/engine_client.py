@@ -126,7 +126,7 @@ class EngineClient(asyncio.Protocol):
 
     @property
     def place(self) -> str:
-        """Where the engine runs, as text for log and error messages."""
+        """Place where the engine runs, as text for log and error messages."""
         return self._process.place
 
     @property

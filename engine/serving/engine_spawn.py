@@ -121,9 +121,9 @@ def fault_of_start(process: EngineProcess, *, on_gpu: bool = False) -> str:
         less = "--max-cpu-loras 8" if on_gpu else "--quantization int8_weight_only --kv-cache-memory 0.5"
         return (
             f"{fault}: it was killed, as the system does when memory runs out{' (of the host)' if on_gpu else ''}. "
-            f"Take a smaller model, or less of it for {'adapters' if on_gpu else 'KV'}. Try: rootgraft serve {less}"
+            f"Use a smaller model, or less memory for {'adapters' if on_gpu else 'KV'}. Try: rootgraft serve {less}"
         )
     if status is None:
-        return f"{fault}; its own lines above say why. Try: rootgraft doctor"
+        return f"{fault}; its lines above give the reason. Try: rootgraft doctor"
     how = f"by signal {-status} ({signal.Signals(-status).name})" if status < 0 else f"with exit status {status}"
-    return f"{fault}, {how}; its own lines above say why. Try: rootgraft doctor"
+    return f"{fault}, {how}; its lines above give the reason. Try: rootgraft doctor"

@@ -99,7 +99,7 @@ class ForkServer:
             socket.send_fds(self._socket, [b"."], descriptors)
             answer, own, _, _ = socket.recv_fds(self._socket, 32, 1)
         except OSError as error:
-            logger.warning("the process that others are forked from is given up: %s", error)
+            logger.warning("the process that others are forked from has failed and is not used any more: %s", error)
             self.close()
             return None
         return ForkedProcess(int(answer), own[0]) if own else None

@@ -48,7 +48,7 @@ class LabelShares:
         """
         best = max(logprobs)
         if not math.isfinite(best) or any(map(math.isnan, logprobs)):
-            raise EngineError("The model gives none of the labels of a question a probability.")
+            raise EngineError("The model gives no probability to any label of a question.")
         weights = [math.exp(logprob - best) for logprob in logprobs]
         total = math.fsum(weights)
         return cls(tuple(weight / total for weight in weights), min(1.0, math.exp(best) * total))

@@ -38,7 +38,8 @@ def pair_scoring(pooler: Pooler) -> PairScoring:
 
 def _of_several_classes(owner: str, num_classes: int) -> RequestError:
     return RequestError(
-        f"This {owner} has a head of {num_classes} classes; one of a single class scores pairs. Ask /v1/classify.",
+        f"This {owner} has a head of {num_classes} classes, but only a head of one class scores pairs. Use "
+        "/v1/classify.",
         param="model",
     )
 

@@ -184,12 +184,13 @@ class RequestLimits:
             raise RequestError("logprob_token_ids needs logprobs of the answer.", param="logprob_token_ids")
         if params.allowed_token_ids and request.grammar is not None:
             raise RequestError(
-                "allowed_token_ids contradicts the form of the answer: give one of the two.", param="allowed_token_ids"
+                "allowed_token_ids cannot be used with an output format: give one of the two.",
+                param="allowed_token_ids",
             )
         if params.bad_words and (params.allowed_token_ids or request.grammar is not None):
             other = "allowed_token_ids" if params.allowed_token_ids else "the form of the answer"
             raise RequestError(
-                f"bad_words and {other} might leave nothing to draw: give one of the two.", param="bad_words"
+                f"bad_words and {other} together might allow no token: give one of the two.", param="bad_words"
             )
         if not request.tokens:
             raise RequestError("The prompt is empty: it needs at least one token.", param="prompt")
@@ -219,7 +220,7 @@ class RequestLimits:
         if max_tokens <= (room := self.default_max_tokens(num_prompt)):
             return
         length, taken = f"maximum context length is {self.max_model_len} tokens", f"the prompt takes {num_prompt}"
-        problem = f"'{field}' must be at most {room}, not {max_tokens}: this model's {length}, of which {taken}."
+        problem = f"'{field}' must be at most {room}, not {max_tokens}: this model's {length}, and {taken} of them."
         raise RequestError(problem, param=field)
 
     def _check_ids(self, field: str, tokens: array[int]) -> None:
@@ -263,7 +264,7 @@ def token_array(ids: Sequence[int]) -> array[int]:
     """
     try:
         if isinstance(ids, bytes) or bool in map(type, ids):
-            raise TypeError("neither bytes nor booleans are ids")
+            raise TypeError("bytes and booleans are not token ids")
         return array("i", ids)
     except (TypeError, OverflowError):
         raise RequestError("A prompt of tokens must be a list of token ids.", param="prompt") from None
@@ -282,7 +283,7 @@ def spellings_of_bad_words(words: Sequence[str]) -> list[str]:
         if len(word) > MAX_BAD_WORD_LENGTH:
             raise _out_of_bounds("bad_words", f"{len(word)} characters long", f"at most {MAX_BAD_WORD_LENGTH}")
         if not word.strip():
-            raise RequestError("bad_words must hold words that are more than white space.", param="bad_words")
+            raise RequestError("bad_words must hold words with more than white space.", param="bad_words")
     return [space + word.lstrip() for word in words for space in ("", " ")]
 
 

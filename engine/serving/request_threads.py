@@ -36,6 +36,6 @@ async def on_request_thread(call: Callable[[], T]) -> T:
     try:
         return await THREADS.call(CURRENT_TENANT.get(), call)
     except ShareFull:
-        raise CapacityError("Too many long requests wait for their turn: ask again in a while.") from None
+        raise CapacityError("Too many long requests are waiting: try again later.") from None
     except NoThread:
-        raise CapacityError("No thread for long requests can be started now: ask again.") from None
+        raise CapacityError("No thread can be started now for long requests: try again.") from None

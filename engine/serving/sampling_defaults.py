@@ -54,7 +54,7 @@ def read_sampling_defaults(config: EngineConfig, model: Path) -> DefaultsRead:
     if not values:
         return DefaultsRead(SamplingDefaults(), ignored=tuple(ignored))
     shown = ", ".join(f"{key} {values[name]:g}" for key, name in _APPLIED.items() if name in values)
-    applied = f"sampling defaults of {source}: {shown} (--generation-config vllm: none)"
+    applied = f"sampling defaults of {source}: {shown} (--generation-config vllm turns them off)"
     return DefaultsRead(SamplingDefaults(**values), applied, tuple(ignored))
 
 

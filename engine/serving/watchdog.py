@@ -74,7 +74,7 @@ class Watchdog:
         if self.silent_seconds > self._heartbeat_timeout - TICK_SECONDS:
             return f"it has given no sign of life for {self._heartbeat_timeout:g} seconds (--heartbeat-timeout)"
         if self.step_seconds > self._watchdog_timeout - TICK_SECONDS:
-            return f"it has been in one step for {self._watchdog_timeout:g} seconds (--watchdog-timeout)"
+            return f"one step has taken {self._watchdog_timeout:g} seconds (--watchdog-timeout)"
         return None
 
     def _look_at_processor(self) -> None:

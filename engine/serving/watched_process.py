@@ -43,7 +43,7 @@ class WatchedProcess(ABC):
     @property
     @abstractmethod
     def place(self) -> str:
-        """Where the engine runs, as text for log and error messages."""
+        """Place where the engine runs, as text for log and error messages."""
 
     @abstractmethod
     async def start(self) -> tuple[socket.socket, BinaryIO]:
@@ -111,7 +111,7 @@ class ChildProcess(WatchedProcess):
 
     @property
     def place(self) -> str:
-        """Where the engine runs, as text for log and error messages."""
+        """Place where the engine runs, as text for log and error messages."""
         return "no process" if self.process is None else f"process {self.process.pid}"
 
     def fault_of_start(self) -> str:

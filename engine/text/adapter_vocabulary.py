@@ -71,9 +71,11 @@ def check_lengths(lengths: Sequence[int]) -> None:
     """
     longest, total = max(lengths, default=0), sum(lengths)
     if longest > MOST_TOKEN_BYTES:
-        raise ModelError(f"a token has {longest:,} bytes; those of an adapter have at most {MOST_TOKEN_BYTES:,}.")
+        raise ModelError(f"a token has {longest:,} bytes; a token of an adapter may have at most {MOST_TOKEN_BYTES:,}.")
     if total > MOST_TEXT_BYTES:
-        raise ModelError(f"its tokens have {total:,} bytes together; those of an adapter at most {MOST_TEXT_BYTES:,}.")
+        raise ModelError(
+            f"its tokens have {total:,} bytes together; the tokens of an adapter may have at most {MOST_TEXT_BYTES:,}."
+        )
 
 
 def vocabulary_fault(rows: int, num_tokens: int, base_size: int, *, is_download: bool) -> str | None:
@@ -87,12 +89,12 @@ def vocabulary_fault(rows: int, num_tokens: int, base_size: int, *, is_download:
     """
     if rows and num_tokens > rows:
         return (
-            f"The adapter's tokenizer.json has {num_tokens:,} tokens, but its embed_tokens {rows:,} rows: save the "
-            "adapter with the tokenizer that it was trained with."
+            f"The adapter's tokenizer.json has {num_tokens:,} tokens, but its embed_tokens has {rows:,} rows: save "
+            "the adapter with the tokenizer that it was trained with."
         )
     if is_download and not num_tokens and rows > base_size:
         return (
-            f"The adapter has {rows - base_size:,} tokens more than the base model, and of a source no tokenizer is "
-            "read: download its files to a folder, and load it from there."
+            f"The adapter has {rows - base_size:,} more tokens than the base model, and tokenizers are not read from "
+            "a remote source: download its files to a folder, and load it from there."
         )
     return None

@@ -46,7 +46,7 @@ class AnswerOpening:
         """
         if self._thoughts is not None and self._thoughts.is_open_at(prompt):
             raise RequestError(
-                "This model begins every answer with a thought, so its first tokens are no answer.", param="model"
+                "This model begins every answer with a thought, so its first tokens are not an answer.", param="model"
             )
         return prompt + self._mark
 

@@ -74,7 +74,7 @@ def bpe_model(tokens: list[str], merges: list[list[str]], **options: Any) -> dic
     """Return a BPE model with this vocabulary. Raises ModelError if two tokens have the same text."""
     vocabulary = {text: token for token, text in enumerate(tokens)}
     if len(vocabulary) != len(tokens):
-        raise ModelError("The tokenizer has two tokens of the same text.")
+        raise ModelError("The tokenizer has two tokens with the same text.")
     return {"type": "BPE", "vocab": vocabulary, "merges": merges, **options}
 
 
@@ -104,7 +104,7 @@ def add_ends(definition: dict[str, Any], first: Sequence[str | None], last: Sequ
     pieces: list[dict[str, Any]] = [*before, {"Sequence": {"id": "A", "type_id": 0}}, *behind]
     if missing := [text for text in around if text not in ids]:
         raise ModelError(
-            f"The tokenizer's token {quoted(missing[0])} is to stand around texts, but is no control token."
+            f"The tokenizer puts the token {quoted(missing[0])} around texts, but it is not a control token."
         )
     definition["post_processor"] = {
         "type": "TemplateProcessing",

@@ -27,11 +27,11 @@ def vocabulary_difference(model: Path, draft: Path) -> str | None:
         return None
     left, right = Tokenizer.load(model), Tokenizer.load(draft)
     if left.vocab_size != right.vocab_size:
-        return f"{left.vocab_size:,} tokens there are {right.vocab_size:,} tokens in the draft model"
+        return f"it has {left.vocab_size:,} tokens, and the draft model has {right.vocab_size:,}"
     for token in range(left.vocab_size):
         ours, theirs = left.token_bytes(token), right.token_bytes(token)
         if ours != theirs:
-            return f"token {token} is {ours!r} there and {theirs!r} in the draft model"
+            return f"token {token} is {ours!r} in the model and {theirs!r} in the draft model"
     return None
 
 

@@ -79,7 +79,8 @@ def read_rules(decoder: dict[str, Any] | None) -> DecoderRules:
         raise ModelError("The tokenizer's decoder is neither ByteLevel nor SentencePiece's: not supported.")
     if (growth := math.prod(_growth(*each) for each in rules.replacements)) > _MOST_GROWTH:
         raise ModelError(
-            f"The tokenizer's decoder may make a piece {growth} times as long, at most {_MOST_GROWTH} times."
+            f"The tokenizer's decoder may make a piece {growth} times as long; at most {_MOST_GROWTH} times is "
+            "supported."
         )
     return rules
 

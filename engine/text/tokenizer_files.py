@@ -136,7 +136,7 @@ def _refuse_code(folder: Path, config: dict[str, Any]) -> None:
     code = config.get("auto_map", {})
     if isinstance(code, dict) and code.get("AutoTokenizer"):
         named = quoted(code["AutoTokenizer"])
-        raise ModelError(f"The tokenizer is code in the model's folder (auto_map {named}): never run.")
+        raise ModelError(f"The tokenizer is code in the model's folder (auto_map {named}), which is never run.")
     slow = [name for name in ("vocab.json", "vocab.txt", "tekken.json") if (folder / name).exists()]
     name = shortened(str(config.get("tokenizer_class", "an unnamed tokenizer")))
     kind = f"{name} with {', '.join(slow)}" if slow else "none"

@@ -124,7 +124,7 @@ def _pre_tokenizer(metadata: dict[str, Any]) -> PreTokenizer:
         return kind
     if name == "default":
         raise ModelError(
-            "The GGUF file does not say how its vocabulary cuts text into words (tokenizer.ggml.pre), as files of "
+            "The GGUF file does not say how its vocabulary cuts text into words (tokenizer.ggml.pre), like files of "
             "early 2024: give the original tokenizer's folder with --tokenizer, or a newer file."
         )
     raise ModelError(

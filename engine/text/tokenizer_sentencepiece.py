@@ -55,12 +55,13 @@ def read_sentencepiece(path: Path, config: dict[str, Any]) -> SentencePieceModel
     if name not in _CLASSES:
         known = ", ".join(filter(None, _CLASSES))
         raise ModelError(
-            f"{path.name} is read for {known}, not for {quoted(name)}: save it as a fast tokenizer (tokenizer.json)."
+            f"{path.name} is supported for {known}, not for {quoted(name)}: save it as a fast tokenizer "
+            "(tokenizer.json)."
         )
     try:
         model = _Model.of(path.read_bytes())
     except (ValueError, IndexError, struct.error, UnicodeDecodeError) as error:
-        raise ModelError(f"{path.name} is no SentencePiece model: {quoted(error)}.") from error
+        raise ModelError(f"{path.name} is not a SentencePiece model: {quoted(error)}.") from error
     if not model.pieces:
         raise ModelError(f"{path.name} has no pieces.")
     _check(path, model)

@@ -81,7 +81,7 @@ def read_tiktoken(path: Path, config: dict[str, Any]) -> dict[str, Any]:
         )
     if code.file != path.name:
         raise ModelError(
-            f"The class {quoted(config.get('tokenizer_class'))} is of {code.file}, and the folder has {path.name}."
+            f"The class {quoted(config.get('tokenizer_class'))} needs {code.file}, but the folder has {path.name}."
         )
     ranks = _ranks(path)
     if missing := [byte for byte in range(256) if bytes([byte]) not in ranks]:

@@ -141,7 +141,8 @@ class ModelCatalog:
         except BlockingIOError as error:
             lock.close()
             raise ConfigError(
-                f"--model-catalog: {path} is written by another server; give each server its own, or stop that one."
+                f"--model-catalog: another server is using {path}: give each server its own file, or stop the other "
+                "server."
             ) from error
         except sqlite3.Error as error:
             lock.close()
@@ -213,8 +214,8 @@ class ModelCatalog:
         ready = ", ".join(each.digest[:12] for each in known[-8:] if each.state is VersionState.READY) or "none"
         what = "is not ready" if len(found) == 1 else "stands for several" if found else "is unknown"
         raise RequestError(
-            f"The version {quoted(version)} of {quoted(name)} {what}. It is the SHA-256 of a version or its first "
-            f"{MIN_PREFIX} digits and more; ready: {ready}.",
+            f"The version {quoted(version)} of {quoted(name)} {what}. Give the SHA-256 of a version, or at least its "
+            f"first {MIN_PREFIX} digits; ready: {ready}.",
             param="version",
             code="unknown_version",
         )
@@ -228,7 +229,7 @@ class ModelCatalog:
         check_name(name)
         if not _DIGEST.fullmatch(digest):
             raise RequestError(
-                f"A digest has 64 hexadecimal digits: {quoted(digest)}.", param="digest", code="invalid_digest"
+                f"A digest must have 64 hexadecimal digits: {quoted(digest)}.", param="digest", code="invalid_digest"
             )
         with self._transaction():
             row = self._db.execute("SELECT state FROM versions WHERE name = ? AND digest = ?", (name, digest))
@@ -266,7 +267,7 @@ class ModelCatalog:
                 weight.
         """
         if not 0 < weight < FULL_WEIGHT:
-            raise RequestError(f"'weight' is a percentage from 1 to 99, not {weight}.", param="weight")
+            raise RequestError(f"'weight' must be a percentage from 1 to 99, not {weight}.", param="weight")
         with self._transaction():
             digest = self.find(name, version).digest
             others = {each: share for each, share in self.weights(name).items() if each != digest}
@@ -292,7 +293,7 @@ class ModelCatalog:
             ready = {each.digest for each in self.versions(name) if each.state is VersionState.READY}
             if target is None or not target.weights.keys() <= ready or not target.weights:
                 raise RequestError(
-                    f"{quoted(name)} has nothing to roll back to: it was served by no other versions that are ready.",
+                    f"{quoted(name)} has nothing to roll back to: no other version that served it is ready.",
                     param="name",
                     code="nothing_to_roll_back",
                 )
@@ -380,8 +381,8 @@ def check_name(name: str) -> None:
     """Raise RequestError unless a text can name a model in the catalogue."""
     if len(name) > MAX_NAME or not _NAME.fullmatch(name):
         raise RequestError(
-            f"{quoted(name)} cannot name a model of the catalogue: 1 to {MAX_NAME} letters, digits, '_' and, after the "
-            "first, '.' and '-'.",
+            f"{quoted(name)} is not a name for a model of the catalogue: use 1 to {MAX_NAME} letters, digits and "
+            "'_', after the first also '.' and '-'.",
             param="name",
         )
 
@@ -395,7 +396,7 @@ def _check_owner(db: sqlite3.Connection) -> None:
     owner = db.execute("PRAGMA application_id").fetchone()[0]
     tables = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
     if owner != _APPLICATION_ID and tables:
-        raise sqlite3.DatabaseError("it is a database of something else")
+        raise sqlite3.DatabaseError("it is a database of another application")
 
 
 @contextmanager

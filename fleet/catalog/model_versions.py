@@ -118,7 +118,7 @@ class ModelVersions:
         for name in self.catalog.names():
             if name in taken or name in self._client.adapters:
                 what = "the base model" if name in taken else "an adapter of --lora-modules"
-                raise ConfigError(f"--model-catalog: {what} has the name {name} too; one of them needs another.")
+                raise ConfigError(f"--model-catalog: {what} also has the name {name}: rename one of them.")
             for version in self.catalog.versions(name):
                 try:
                     await self._load(version.name, version.digest, parse_source(version.source))
@@ -127,8 +127,8 @@ class ModelVersions:
                 except EngineError as error:
                     if version.weight:
                         raise ConfigError(
-                            f"--model-catalog: the version {version.digest[:12]} of {name} gets requests and cannot be "
-                            f"loaded: {error}"
+                            f"--model-catalog: the version {version.digest[:12]} of {name} gets requests but cannot "
+                            f"be loaded: {error}"
                         ) from error
                     self.catalog.remove(name, version.digest)
                     self._refresh(name)
@@ -149,9 +149,11 @@ class ModelVersions:
         self._check_changes()
         check_name(name)
         if name not in self._weights and name in self._client.adapters:
-            raise RequestError(f"An adapter outside of the catalogue has the name {quoted(name)}.", param="name")
+            raise RequestError(
+                f"An adapter outside of the catalogue already has the name {quoted(name)}.", param="name"
+            )
         if name in self._adding:
-            raise AdapterUnavailable(f"A version of {quoted(name)} is being added: ask again in a while.")
+            raise AdapterUnavailable(f"A version of {quoted(name)} is being added: try again later.")
         self._adding.add(name)
         try:
             fetched = await asyncio.wrap_future(self._fetcher.begin(source).result)
@@ -236,7 +238,7 @@ class ModelVersions:
     def _check_changes(self) -> None:
         """Raise AdapterUnavailable while changes are refused."""
         if self._is_kept:
-            raise AdapterUnavailable("The base model is being replaced: ask again in a while.")
+            raise AdapterUnavailable("The base model is being replaced: try again later.")
 
     def close(self) -> None:
         """Cancel operations in progress; versions are unloaded with the engine."""
@@ -247,7 +249,7 @@ class ModelVersions:
         fetched = await asyncio.wrap_future(self._fetcher.begin(source, trusted=True).result)
         if await self._digest_of(fetched) != digest:
             await asyncio.to_thread(self._fetcher.release, fetched)
-            raise RequestError(f"{source} has other content now.", code="digest_mismatch")
+            raise RequestError(f"The content of {source} has changed.", code="digest_mismatch")
         await self._load_fetched(name, digest, fetched)
 
     async def _load_fetched(self, name: str, digest: str, fetched: FetchedAdapter) -> None:
@@ -260,7 +262,9 @@ class ModelVersions:
         try:
             if own not in self._public:
                 if own in self._client.adapters:
-                    raise RequestError(f"An adapter outside of the catalogue has the name {quoted(own)}.", param="name")
+                    raise RequestError(
+                        f"An adapter outside of the catalogue already has the name {quoted(own)}.", param="name"
+                    )
                 await self._client.load_adapter(own, str(fetched.folder), trusted=True)
         except BaseException:
             await asyncio.to_thread(self._fetcher.release, fetched)

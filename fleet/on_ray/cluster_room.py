@@ -57,11 +57,11 @@ def check_room(machines: Iterable[Mapping[str, float]], wanted: ReplicaResources
         return
     sums = {name: sum(machine.get(name, 0.0) for machine in machines) for name in ("CPU", "GPU", "memory")}
     gpus = f", {sums['GPU']:g} GPU" if wanted.num_gpus else ""
-    ranks = f" All {wanted.num_ranks} ranks of a replica have to be on one machine." if wanted.num_ranks > 1 else ""
+    ranks = f" All {wanted.num_ranks} ranks of a replica must run on one machine." if wanted.num_ranks > 1 else ""
     raise ConfigError(
-        f"--replicas: {count} replicas of {wanted} each do not fit the cluster, which has room for {room}: "
+        f"--replicas: {count} replicas of {wanted} each do not fit into the cluster, which has room for {room}: "
         f"{len(machines)} machine{'s' * (len(machines) != 1)} with {sums['CPU']:g} CPU{gpus}, "
-        f"{sums['memory'] / GIB:.2f} GiB.{ranks} Take fewer replicas, or less for each with --threads and "
+        f"{sums['memory'] / GIB:.2f} GiB.{ranks} Use fewer replicas, or smaller ones with --threads and "
         "--kv-cache-memory."
     )
 

@@ -79,7 +79,7 @@ def check_ray() -> None:
         raise ConfigError(f"--ray-address needs the package ray, which is not installed. {command}") from None
     if tuple(int(part) for part in version.split(".")[:2]) != VERSIONS:
         wanted = ".".join(map(str, VERSIONS))
-        raise ConfigError(f"--ray-address needs ray {wanted}, and {version} is installed. {command}")
+        raise ConfigError(f"--ray-address needs ray {wanted}, but {version} is installed. {command}")
 
 
 def check_address(address: str) -> None:
@@ -88,7 +88,7 @@ def check_address(address: str) -> None:
         return
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConfigError(f"--ray-address is {address!r}; it is local, auto, or HOST:PORT of a cluster's head.")
+        raise ConfigError(f"--ray-address is {address!r}; it must be local, auto, or HOST:PORT of a cluster's head.")
 
 
 class RayCluster:
@@ -172,7 +172,8 @@ class _Connection:
                 self._connect(num_cpus)
             elif address != self._address:
                 raise ConfigError(
-                    f"--ray-address {address}: another model has {self._address}, and a server has one. Take the same."
+                    f"--ray-address {address}: another model uses {self._address}, and a server can use only one "
+                    "cluster. Use the same address."
                 )
             self._users += 1
 
@@ -274,7 +275,7 @@ def _end_processes_of(folder: Path) -> None:
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             if process.uids().real == os.getuid() and any(str(folder) in part for part in process.cmdline()):
-                logger.warning("a process of an earlier server's Ray is ended: %d", process.pid)
+                logger.warning("ending a process of an earlier server's Ray: %d", process.pid)
                 process.kill()
 
 

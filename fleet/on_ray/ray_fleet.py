@@ -36,11 +36,13 @@ def ray_fleet(config: EngineConfig, path: Path, options: FleetOptions, num_engin
     if is_local:
         config = shared_config(config, num_engines, cores().usable)
     elif config.device == "auto":
-        raise ConfigError("--device is auto; with --ray-address it is cpu or cuda, as a cluster's machines may differ.")
+        raise ConfigError(
+            "--device is auto; with --ray-address it must be cpu or cuda, because a cluster's machines may differ."
+        )
     elif parse_overrides(config.hf_overrides):
         raise ConfigError(
-            f"{HF_OVERRIDES} makes a folder on this machine, which nodes of --ray-address do not see: write its "
-            "keys into config.json of a copy of the model that all of them see."
+            f"{HF_OVERRIDES} creates a folder on this machine that the other nodes of --ray-address cannot read: "
+            "write its keys into config.json of a copy of the model that all nodes can read."
         )
     config = with_peers(config, options)
     resources = resources_of(config, path, has_gpu=config.device == "cuda" and not is_local)

@@ -88,7 +88,8 @@ class RayLauncher:
                 host, port = await actor.address.remote()
         except TimeoutError as error:
             raise EngineDead(
-                f"Ray has found no place for a replica ({self._resources}) within {PLACEMENT_SECONDS:g} seconds."
+                f"Ray found no machine with room for a replica ({self._resources}) within {PLACEMENT_SECONDS:g} "
+                "seconds."
             ) from error
         except self._cluster.ray.exceptions.RayError as error:
             raise EngineDead(f"Ray could not start a replica: {' '.join(str(error).split())[:300]}") from error

@@ -149,8 +149,8 @@ class HostedProcess(WatchedProcess):
     def fault_of_start(self) -> str:
         """Return where to find the reason, which is only in the process's own output."""
         return (
-            f"The engine process at {self._address.host} ended while it was loading the model; its lines are in Ray's "
-            "logs of that machine, in the worker's files."
+            f"The engine process at {self._address.host} ended while it was loading the model; its output is in "
+            "Ray's logs on that machine, in the worker's files."
         )
 
     def _processor_seconds(self) -> float | None:

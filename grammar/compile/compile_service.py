@@ -258,7 +258,7 @@ class CompileService:
                 if not isinstance(error, WorkerCrashed):
                     raise
                 # Two new workers have ended by themselves, so the grammar is the cause.
-                reason = f"needs more than {self._memory_bytes >> 20} MiB to compile, or ends the compiler"
+                reason = f"needs more than {self._memory_bytes >> 20} MiB to compile, or crashes the compiler"
                 raise self._stopped(spec, reason) from None
         if body[:1] != DONE:
             raise decode_error(body)

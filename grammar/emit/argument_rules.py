@@ -365,7 +365,7 @@ def python_arguments(analysis: Analysis, first_entry: int | None = None) -> Pyth
     check_distinct(rules, root)
     entries = [] if rules.entries is None else rules.entries.languages
     if any(language.has_containers for language in entries):
-        raise rules.unsupported(("uniqueItems",), "arrays and objects are not remembered in this tool call format")
+        raise rules.unsupported(("uniqueItems",), "arrays and objects cannot be compared in this tool call format")
     instances = ShortestInstance(analysis, rules.satisfiability)
     properties, values, _ = instances.closing_texts(root)
     texts = [PYTHON_WORDS.get(text, text) for text in values]

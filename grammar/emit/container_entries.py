@@ -124,7 +124,7 @@ def _number_automaton(rules: LarkRules, alternative: Alternative) -> StringAutom
     # A text that is no character in Rust's syntax is a set of other characters in ours.
     text = _HEXADECIMAL.sub(lambda match: rf"\u{int(match[1], 16):04x}", body).replace("[ab&&c]", r"\u0000")
     if body.startswith("%") or "~(" in body:
-        raise rules.unsupported(("uniqueItems",), "multiples of such a number are too complex to follow")
+        raise rules.unsupported(("uniqueItems",), "multiples of this number are too complex to follow")
     for sign, source in _TERM.findall(text):
         nodes = list(parse(source, whole=True).must)
         if sign:

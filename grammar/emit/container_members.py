@@ -85,7 +85,7 @@ def _counted(rules: LarkRules, objects: Objects, fields: list[Field], extra: str
             if body is not None:
                 rules.define(key, body or '""')
     if bodies[0, 0] is None:
-        reason = "no object has as many distinct keys as can be counted"
+        reason = "no object can have that many distinct keys"
         raise rules.unsupported(("minProperties", "maxProperties"), reason)
     return f"{name}_c0_0"
 
@@ -168,7 +168,7 @@ def _alike(item: str, least: int, most: int | None) -> str:
 def _containing(rules: LarkRules, arrays: Arrays, name: str) -> str:
     """Write arrays with a number of matching items: one rule for each (position, matches so far)."""
     if len(arrays.contains) > 1:
-        raise rules.unsupported(("contains", "items"), "more than one condition on some item of an array")
+        raise rules.unsupported(("contains", "items"), "some item of an array has more than one condition")
     entry = arrays.contains[0]
     last = _last_state(arrays)
     cap = entry.most if entry.most is not None else entry.least
@@ -227,12 +227,12 @@ def _unique(rules: LarkRules, arrays: Arrays, name: str) -> str:
     if values is not None:
         return _each_once(rules, arrays, values, name)
     if rules.entries is None:
-        reason = f"the items are not from at most {MAX_LISTED_VALUES} values, and no others are remembered here"
+        reason = f"the items can have more than {MAX_LISTED_VALUES} values, which is the limit here"
         raise rules.unsupported(("uniqueItems",), reason)
     language = item_language(rules, arrays.item(0))
     # If values are too many to list, their number exceeds the limit; by how much is only known for scalars.
     if language.has_limited and arrays.least > MAX_LISTED_VALUES:
-        reason = f"more than {MAX_LISTED_VALUES} arrays or objects of limited size, which are not counted"
+        reason = f"the items are arrays or objects of limited size, of which at most {MAX_LISTED_VALUES} are supported"
         raise rules.unsupported(("uniqueItems", "minItems"), reason)
     if not has_entries(language, arrays.least):
         raise rules.unsupported(("uniqueItems",), f"there are fewer than {arrays.least} different items")
@@ -243,7 +243,7 @@ def _unique(rules: LarkRules, arrays: Arrays, name: str) -> str:
 def _each_once(rules: LarkRules, arrays: Arrays, values: list[str], name: str) -> str:
     """Write arrays of distinct items from a list of values: the set of values used is the rule's parameter."""
     if arrays.least > len(values):
-        raise rules.unsupported(("uniqueItems",), f"there are {len(values)} values for {arrays.least} items")
+        raise rules.unsupported(("uniqueItems",), f"there are only {len(values)} values for {arrays.least} items")
     most = min(arrays.most if arrays.most is not None else len(values), len(values))
     lines = [f'"" %if bit_count_ge(_, {arrays.least})'] if arrays.least else ['""']
     first = []

@@ -30,22 +30,22 @@ def check_distinct(rules: LarkRules, root: Conj) -> None:
     distinct = rules.entries.distinct.copy()
     positions = alternatives_by_position(rules.satisfiability, root)
     if positions is None:
-        raise rules.unsupported(("uniqueItems",), "the schema has too many places for values to find such arrays in")
+        raise rules.unsupported(("uniqueItems",), "the schema has too many positions to check for such arrays")
     for alternatives in positions:
         arrays = dict.fromkeys(each.arrays for each in alternatives if each.types & ARRAY)
         languages = dict.fromkeys(distinct[each] for each in arrays if each in distinct)
         others = [each for each in arrays if each not in distinct]
         if any(_overlap(*pair) for pair in combinations(languages, 2)):
-            raise rules.unsupported(("uniqueItems",), "another array may stand in place of this one")
+            raise rules.unsupported(("uniqueItems",), "another array is allowed at the same position")
         of_containers = [each for each in languages if each.has_containers]
         if others and of_containers:
             # It is unknown to which array an item that is an array or object belongs, so its ends are searched.
             if any(each.least > 1 or each.contains for each in others):
-                raise rules.unsupported(("uniqueItems",), "another array may stand in place of this one")
+                raise rules.unsupported(("uniqueItems",), "another array is allowed at the same position")
             for language in of_containers:
                 rules.entries.limit(language)
         if others and languages:
-            found = rules.unsupported(("uniqueItems",), "another array in place of this one has distinct items too")
+            found = rules.unsupported(("uniqueItems",), "another array at the same position gets distinct items too")
             narrowing = Narrowing(found.keyword, found.pointer, found.reason)
             if narrowing not in rules.analysis.narrowings:
                 rules.analysis.narrowings.append(narrowing)

@@ -40,7 +40,7 @@ def number_terminal(rules: LarkRules, types: int, numbers: Numbers) -> str:
     if not number_ranges.spells_any(
         numbers.low, numbers.high, low_open=numbers.low_open, high_open=numbers.high_open, whole=types == INTEGER
     ):
-        raise rules.unsupported(_BOUNDS, "no number within the bounds has few enough digits to be written")
+        raise rules.unsupported(_BOUNDS, "every number within the bounds has too many digits")
     multiple = numbers.multiple
     if multiple is None or (types == INTEGER and multiple.numerator == 1 and _are_safe(numbers)):
         return _terminal(rules, _terms(types, numbers, None), numbers)
@@ -73,7 +73,7 @@ def _terminal(rules: LarkRules, terms: list[str], numbers: Numbers, failing: str
 
 def _list(rules: LarkRules, values: list[Decimal]) -> str:
     if not values:
-        raise rules.unsupported((*_BOUNDS, "enum", "const"), "no number is left of those that are listed")
+        raise rules.unsupported((*_BOUNDS, "enum", "const"), "no listed number satisfies the schema")
     return rules.terminal("/" + "|".join(rust_literal(number_ranges.spelling(v)) for v in values) + "/")
 
 
@@ -81,7 +81,9 @@ def _some_multiples(rules: LarkRules, types: int, numbers: Numbers, multiple: Fr
     found = nearest_multiples(multiple, numbers.low, numbers.high, MAX_LISTED)
     values = [v for v in found if types & (INTEGER if v == int(v) else FRACTION) and numbers.admits(v)]
     if not values:
-        raise rules.unsupported(("multipleOf",), "no multiple of it is one by the doubles that validators divide")
+        raise rules.unsupported(
+            ("multipleOf",), "no multiple of it is also a multiple in the floating-point arithmetic of validators"
+        )
     return sorted(values)
 
 
@@ -135,10 +137,10 @@ def _multiples(rules: LarkRules, types: int, numbers: Numbers, multiple: Fractio
         terms = divisible_terms(multiple.numerator) if types == INTEGER and multiple.denominator == 1 else None
         if terms is not None:
             return _terminal(rules, [*_terms(INTEGER, numbers, None), *(f"-?{term}" for term in terms)], numbers)
-        raise rules.unsupported(("multipleOf",), "cannot be combined with values or integers that are left out")
+        raise rules.unsupported(("multipleOf",), "cannot be combined with excluded values or excluded integers")
     if (remainders := _without_factors(multiple.numerator)) > MAX_REMAINDERS:
-        reason = f"all in all a step of {multiple}, which without its factors 2 and 5 is {remainders}"
-        raise rules.unsupported(("multipleOf",), f"too hard to follow: {reason}; at most {MAX_REMAINDERS}")
+        reason = f"the combined step is {multiple}, which is {remainders} without its factors 2 and 5"
+        raise rules.unsupported(("multipleOf",), f"too complex to follow: {reason}; the limit is {MAX_REMAINDERS}")
     low, high = numbers.low, numbers.high
     if (low is not None and low > EXACT_INTEGERS) or (high is not None and high < -EXACT_INTEGERS):
         return _list(rules, _some_multiples(rules, types, numbers, multiple))

@@ -51,7 +51,7 @@ MAX_POSITIONS = 3_000
 # The states of a pattern are counted if its size, with repeats written out, lies between these bounds: smaller patterns
 # have few states, and no automaton is built for larger ones.
 MIN_BLOWUP, MAX_BLOWUP = 12, 4_000
-TOO_LARGE = f"too complex to follow: an automaton of it has more than {MAX_STATES} states"
+TOO_LARGE = f"too complex to follow: its automaton has more than {MAX_STATES} states"
 
 _Position = frozenset[Conj]
 
@@ -96,7 +96,7 @@ def string_rules(
         return {}
     chosen = _heavy({strings for together in positions for strings in together})
     if not is_possible:
-        _refuse(chosen, nodes, "too complex to follow where other text may stand as well")
+        _refuse(chosen, nodes, "too complex to follow where other text is also allowed")
         return {}
     while True:
         chosen = _with_neighbours(chosen, positions)

@@ -368,7 +368,7 @@ class _TagWriter:
         return options[0] if len(options) == 1 else f"({' | '.join(options)})"
 
     def without(self, stops: list[str]) -> str:
-        """Write any text that contains none of some stops."""
+        """Write any text that does not contain any of these stops."""
         plain = [stop for stop in stops if not self.names_special(stop)]
         body = f"/{_ANY_TEXT}/"
         if plain:
@@ -389,7 +389,7 @@ class _TagWriter:
             begin, rest = self.parts(item, where)
             trigger = next((trigger for trigger in triggers if begin.startswith(trigger)), None)
             if trigger is None:
-                raise GrammarError("begin", pointer_join(where, "begin"), "begins with none of the triggers")
+                raise GrammarError("begin", pointer_join(where, "begin"), "does not begin with any of the triggers")
             by_trigger.setdefault(trigger, []).append(f"{self.fixed(begin[len(trigger) :])} {rest}")
         calls = [f"{self.until([trigger])} ({' | '.join(rests)})" for trigger, rests in by_trigger.items()]
         call = self.named(" | ".join(calls))

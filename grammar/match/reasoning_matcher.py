@@ -50,7 +50,7 @@ class _Place(NamedTuple):
 
 
 class _Answer:
-    """What follows the thought: forced tokens (the lead), then an answer under a grammar, or free text without one."""
+    """Text after the thought: forced tokens (the lead), then an answer under a grammar, or free text without one."""
 
     def __init__(self, lead: Sequence[int], matcher: Matcher | None) -> None:
         self._lead = lead

@@ -11,7 +11,7 @@ from functools import lru_cache
 from ..sized_cache import sized_cache
 
 MAX_CODE_POINT = 0x10FFFF
-SET_BYTES = 160  # of a range or name of a set
+SET_BYTES = 160  # Memory of a range or of the name of a set.
 MAX_FOLDED = 2_000
 LAST_CASED = 0x1FFFF  # No letter beyond it has another case.
 Range = tuple[int, int]

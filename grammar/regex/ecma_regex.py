@@ -25,7 +25,7 @@ ANY = Chars(CharSet(negated=True))
 ANYTHING = Repeat(ANY, 0, None)
 EMPTY = Cat(())
 MAX_EXPANSION = 64
-PATTERN_BYTES = 800  # of a character, as it was read, with derived forms
+PATTERN_BYTES = 800  # Memory of a pattern per character, as it was read, with its derived forms.
 MAX_EXAMPLES = 16
 MAX_REPEAT_PRODUCT = 10_000
 # Patterns in use have 15 at most; of hundreds in a row the backend loses count.

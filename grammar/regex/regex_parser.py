@@ -113,7 +113,7 @@ class _Parser:
 
     def next_char(self) -> str:
         if self.at >= len(self.text):
-            raise RegexError("it ends in the middle")
+            raise RegexError("it ends too early")
         self.at += 1
         return self.text[self.at - 1]
 
@@ -153,7 +153,7 @@ class _Parser:
         if not match or not match[1] + match[3]:
             return None
         if not match[1]:
-            raise RegexError(f"{match[0]!r} means a text to some readers and a repeat to others")
+            raise RegexError(f"{match[0]!r} is text in some regex dialects and a repeat in others")
         self.at = match.end()
         least = int(match[1] or 0)
         most = int(match[3]) if match[3] else None if match[2] else least
@@ -198,7 +198,7 @@ class _Parser:
                 raise RegexError("a lookbehind")
             opening = re.compile(r"\?(?::|P?<[A-Za-z_]\w*>)").match(self.text, self.at)
             if not opening:
-                raise RegexError(f"the group {'(' + self.peek(3)!r} is not known")
+                raise RegexError(f"the group {'(' + self.peek(3)!r} is unknown")
             self.at = opening.end()
         node = self.alternatives(depth + 1)
         if self.next_char() != ")":
@@ -225,7 +225,7 @@ class _Parser:
         while self.peek() != "]":
             items.append(self.class_range())
         if not items and "]" in self.text[self.at + 1 :]:
-            raise RegexError("'[]' is a class without characters to some readers, and holds a ']' to others")
+            raise RegexError("'[]' is an empty class in some regex dialects, and begins with ']' in others")
         self.at += 1
         self.wide ^= negated
         return union(items).complement() if negated else union(items)
@@ -273,7 +273,7 @@ class _Parser:
         if char.isdigit() or char == "k":
             raise RegexError("a back-reference")
         if char.isascii() and char.isalpha():
-            raise RegexError(f"the escape '\\{char}' is not known")
+            raise RegexError(f"the escape '\\{char}' is unknown")
         return single(char)
 
     def code_point(self, kind: str) -> CharSet:
@@ -298,7 +298,9 @@ class _Parser:
         if not match:
             raise RegexError("a Unicode property other than letters, numbers, marks and symbols")
         if self.fold and match[1][0] in "LM":
-            raise RegexError(f"'\\{kind}{match[0]}' without case, which means different letters to different readers")
+            raise RegexError(
+                f"'\\{kind}{match[0]}' without case, which means different letters in different regex dialects"
+            )
         self.at = match.end()
         chars = CharSet(properties=(_LONG_NAMES.get(match[1], match[1]),))
         return chars if kind == "p" else chars.complement()

@@ -32,7 +32,7 @@ class AutomatonTooLarge(Exception):
 
 
 class Excluded(NamedTuple):
-    """Strings that are left out: those that match all of some expressions and none of others."""
+    """Excluded strings: they match all expressions ``all_of`` and no expression ``none_of``."""
 
     all_of: Sequence[RegexNode]
     none_of: Sequence[RegexNode] = ()
@@ -44,7 +44,7 @@ class Excluded(NamedTuple):
 
 
 def each_excluded(nodes: Sequence[RegexNode]) -> list[Excluded]:
-    """Return the groups by which no string matches any of some expressions."""
+    """Return one group for each expression, so that strings that match any of them are excluded."""
     return [Excluded((node,)) for node in nodes]
 
 

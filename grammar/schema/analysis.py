@@ -140,5 +140,5 @@ class WidestAnalysis(Analysis):
         return [*found, Alternative(types)] if types else found
 
     def narrow(self, number: int, keyword: str, reason: str) -> None:
-        """Admit all values of the types of which a keyword would leave some out."""
+        """Allow all values of the types that a keyword restricts, because the keyword cannot be written exactly."""
         self._left_out[-1] |= _TYPES_OF[keyword]

@@ -105,7 +105,7 @@ def _exclusive(analysis: Subschemas, number: int, branches: list[Alternatives], 
         if len(found) > MAX_BRANCH_ALTERNATIVES:
             analysis.narrow(number, "oneOf", f"branch {index} needs more than {MAX_BRANCH_ALTERNATIVES} alternatives")
         elif not found and narrowings:
-            reason = "overlap, and what is in the first alone cannot be written as a grammar"
+            reason = "overlap, and the part that only the first allows cannot be written as a grammar"
             raise GrammarError(*_location(analysis, number, "oneOf"), f"branches {index} and {other} {reason}")
         kept = list(dict.fromkeys(found))[:MAX_BRANCH_ALTERNATIVES]
     return kept

@@ -243,7 +243,7 @@ class Document:
     def _at_anchor(self, scope: SchemaScope, name: str, keyword: str, where: str, reference: str) -> int:
         found = self._identifiers.anchors.get((id(scope.resource), name))
         if found is None:
-            raise GrammarError(keyword, where, f"{reference[:200]!r} leads nowhere: there is no anchor {name[:100]!r}")
+            raise GrammarError(keyword, where, f"{reference[:200]!r} does not exist: there is no anchor {name[:100]!r}")
         schema, pointer, scope = found
         known = self._ids.get(id(schema))
         return known if known is not None else self._add(schema, pointer, scope)
@@ -257,14 +257,14 @@ class Document:
             elif isinstance(at, list) and token.isdecimal() and int(token) < len(at):
                 at = at[int(token)]
             else:
-                raise GrammarError(keyword, where, f"'#{fragment[:200]}' leads nowhere: there is no {token[:100]!r}")
+                raise GrammarError(keyword, where, f"'#{fragment[:200]}' does not exist: there is no {token[:100]!r}")
             pointer = pointer_join(pointer, token)
             if isinstance(at, dict):
                 scope = scope.enter(at, pointer)
         if isinstance(at, bool):
             return at
         if not isinstance(at, dict):
-            raise GrammarError(keyword, where, f"'#{fragment[:200]}' leads to {type(at).__name__}, not to a schema")
+            raise GrammarError(keyword, where, f"'#{fragment[:200]}' refers to {type(at).__name__}, not to a schema")
         known = self._ids.get(id(at))
         return known if known is not None else self._add(at, pointer, scope)
 
@@ -291,7 +291,7 @@ def _draft(schema: dict[str, Any], pointer: str, default: int) -> int:
     if isinstance(named, str):
         if any(part in named for part in _UNSUPPORTED):
             where = pointer_join(pointer, "$schema")
-            raise GrammarError("$schema", where, f"{named[:100]!r} is not read; drafts 4 to 2020-12 are")
+            raise GrammarError("$schema", where, f"{named[:100]!r} is not supported; drafts 4 to 2020-12 are")
         for part, number in _DRAFTS.items():
             if part in named:
                 return number

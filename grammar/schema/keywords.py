@@ -44,25 +44,25 @@ _ANNOTATIONS = (
 
 KEYWORDS: dict[str, Keyword] = {
     "type": Keyword(_E, "", "a type name or a list of type names"),
-    "enum": Keyword(_E, "one spelling for each number; keys of an object in the order given", "a list"),
-    "const": Keyword(_E, "as enum"),
+    "enum": Keyword(_E, "one spelling per number; keys of an object in the given order", "a list"),
+    "const": Keyword(_E, "like enum"),
     # strings
     "minLength": Keyword(_E, "", "a non-negative integer"),
     "maxLength": Keyword(_E, "", "a non-negative integer"),
     "pattern": Keyword(
         _E, "no back-reference, no word boundary, no lookbehind; lookahead only at the beginning", "a pattern"
     ),
-    "format": Keyword(_E, "the formats of the table below; any other is an annotation", "a string"),
+    "format": Keyword(_E, "the formats in the table below; other formats are annotations", "a string"),
     # numbers
     "minimum": Keyword(_E, "bounded numbers are written without an exponent", "a number"),
     "maximum": Keyword(_E, "bounded numbers are written without an exponent", "a number"),
-    "exclusiveMinimum": Keyword(_E, "in draft 4 a boolean", "a number or a boolean"),
-    "exclusiveMaximum": Keyword(_E, "in draft 4 a boolean", "a number or a boolean"),
+    "exclusiveMinimum": Keyword(_E, "a boolean in draft 4", "a number or a boolean"),
+    "exclusiveMaximum": Keyword(_E, "a boolean in draft 4", "a number or a boolean"),
     "multipleOf": Keyword(
         _E,
-        "multiples in exact arithmetic that are multiples by doubles too: 4.35 is none of 0.01 to most validators. Of "
-        "steps below 1/1000 and the like only some; at most 10000 (5000 without its factors 2 and 5) and nine decimal "
-        "places",
+        "only multiples in exact arithmetic that are also multiples in floating-point arithmetic: to most validators "
+        "4.35 is not a multiple of 0.01. For steps below 1/1000 and similar ones only some multiples; at most 10000 "
+        "(5000 without its factors 2 and 5) and nine decimal places",
         "a positive number",
     ),
     # arrays
@@ -73,17 +73,19 @@ KEYWORDS: dict[str, Keyword] = {
     "maxItems": Keyword(_E, "", "a non-negative integer"),
     "uniqueItems": Keyword(
         _E,
-        "not beside prefixItems or contains",
+        "not with prefixItems or contains",
         "a boolean",
     ),
-    "contains": Keyword(_E, "one in an array, with up to 200 positions to tell apart", "a schema"),
+    "contains": Keyword(_E, "one per array, with up to 200 positions to distinguish", "a schema"),
     "minContains": Keyword(_E, "", "a non-negative integer"),
     "maxContains": Keyword(_E, "", "a non-negative integer"),
-    "unevaluatedItems": Keyword(_E, "not beside contains; otherwise as unevaluatedProperties", "a schema"),
+    "unevaluatedItems": Keyword(_E, "not with contains; otherwise like unevaluatedProperties", "a schema"),
     # objects
-    "properties": Keyword(_E, "keys in the order of the schema, before all others", "an object of schemas"),
+    "properties": Keyword(_E, "keys in the order of the schema, before all other keys", "an object of schemas"),
     "patternProperties": Keyword(
-        _E, "of four and more patterns, keys that match more than one are left out", "an object of schemas by pattern"
+        _E,
+        "with four or more patterns, keys that match several of them are excluded",
+        "an object of schemas by pattern",
     ),
     "additionalProperties": Keyword(_E, "", "a schema"),
     "required": Keyword(_E, "", "a list of strings"),
@@ -93,29 +95,31 @@ KEYWORDS: dict[str, Keyword] = {
     "dependentRequired": Keyword(_E, "", "an object of lists of strings"),
     "dependentSchemas": Keyword(_E, "", "an object of schemas"),
     "dependencies": Keyword(_E, "", "an object of schemas or lists of strings"),
-    "unevaluatedProperties": Keyword(_E, "of more than four anyOf branches, one at a time counts", "a schema"),
+    "unevaluatedProperties": Keyword(
+        _E, "with more than four anyOf branches, only one branch at a time counts", "a schema"
+    ),
     # applicators
     "allOf": Keyword(_E, "", "a list of schemas"),
     "anyOf": Keyword(_E, "", "a list of schemas"),
     "oneOf": Keyword(
         _E,
-        "branches are kept apart; what only a negation that cannot be written would tell apart is left out, "
-        "or refused if a whole branch would be",
+        "branches are made disjoint; values that only an unsupported negation would distinguish are excluded, or the "
+        "schema is refused if that excludes a whole branch",
         "a list of schemas",
     ),
     "not": Keyword(
         _E,
-        "over multipleOf only of integers without other prime factors than 2, 5 and one 3; not over uniqueItems, "
-        "propertyNames or undeclared keys; over format, what looks alike is left out",
+        "of multipleOf only for integers whose prime factors are 2, 5 and at most one 3; not of uniqueItems, "
+        "propertyNames or undeclared keys; of format, similar strings are excluded too",
         "a schema",
     ),
-    "if": Keyword(_E, "as not", "a schema"),
+    "if": Keyword(_E, "like not", "a schema"),
     "then": Keyword(_E, "", "a schema"),
     "else": Keyword(_E, "", "a schema"),
     # references
-    "$ref": Keyword(_E, "within the schema, or to a meta-schema of the standard", "a string"),
-    "$dynamicRef": Keyword(_E, "where it can only mean one place", "a string"),
-    "$recursiveRef": Keyword(_E, "of 2019-09, as $dynamicRef; of any other draft an annotation", "'#'"),
+    "$ref": Keyword(_E, "within the schema, or to a standard meta-schema", "a string"),
+    "$dynamicRef": Keyword(_E, "if it can refer to only one place", "a string"),
+    "$recursiveRef": Keyword(_E, "in draft 2019-09 like $dynamicRef; in any other draft an annotation", "'#'"),
     # annotations and bookkeeping
     **dict.fromkeys(_ANNOTATIONS.split(), Keyword(_A)),
 }
@@ -229,12 +233,12 @@ def draft_error(
     """
     if keyword in ("exclusiveMinimum", "exclusiveMaximum"):
         if draft >= 6 and isinstance(schema[keyword], bool):
-            return "must be a number; as a boolean it is of draft 4, which '$schema' does not name"
+            return "must be a number; a boolean is only valid in draft 4, which '$schema' does not name"
         closed = keyword.replace("exclusiveM", "m")
         if draft == 4 and not isinstance(schema[keyword], bool) and closed in schema:
-            return f"must be a boolean beside '{closed}' in draft 4"
+            return f"must be a boolean with '{closed}' in draft 4"
     if keyword == "dependencies" and (negates or tracks_evaluation) and not _is_of(keyword, draft):
-        return f"is no keyword of the draft that the schema is of ({draft}): validators disagree on what it says here"
+        return f"is not a keyword of the schema's draft ({draft}): validators disagree on its meaning here"
     return None
 
 

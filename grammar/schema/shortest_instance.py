@@ -190,14 +190,14 @@ class ShortestInstance:
         return found
 
     def _strings(self, strings: Strings) -> list[str]:
-        """Return listed strings, or some short ones and the one of the fewest tokens."""
+        """Return the listed strings; without a list, some short strings and the string with the fewest tokens."""
         if strings.values is not None:
             return list(map(json_string, strings.values))
         found = {text for text in (_string(strings), self._fewest_tokens(strings)) if text is not None}
         return [*_pattern_texts(strings), *map(json_string, short_strings(strings)), *sorted(found, key=len)]
 
     def _fewest_tokens(self, strings: Strings) -> str | None:
-        """Return the string of the fewest tokens; None if that is hard to find, or one of few tokens is known."""
+        """Return the string with the fewest tokens; None if it is hard to find or a short one is known."""
         known = _string(strings)
         if self._vocabulary is None or (known and len(self._vocabulary.fewest(known.encode())) <= FEW_TOKENS):
             return None

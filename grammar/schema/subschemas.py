@@ -144,7 +144,7 @@ class Subschemas(ABC):
         if literal in self._open:
             if literal not in self._open[self._frame :]:
                 raise _Recursion
-            raise self.document.nodes[literal // 2].error("$ref", "refers to itself without any step between")
+            raise self.document.nodes[literal // 2].error("$ref", "refers to itself directly")
         self._open.append(literal)
         try:
             found = self._fails(literal // 2) if literal % 2 else self._holds(literal // 2)

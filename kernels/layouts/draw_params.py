@@ -63,7 +63,7 @@ class DrawParams(NamedTuple):
         return cls(**columns, u=column(u), noise=noise)
 
     def rows(self, index: Tensor | slice) -> DrawParams:
-        """Those of some rows."""
+        """Return the parameters of some rows."""
         columns = {name: column[index] for name, column in self._asdict().items() if column is not None}
         return DrawParams(**columns)
 

@@ -125,7 +125,7 @@ class JoinedExperts:
 
     @classmethod
     def of(cls, first: ExpertWeights, second: ExpertWeights, picks: int) -> JoinedExperts:
-        """Join the weights of as many experts with as many inputs, of which a token has so many."""
+        """Join two weights with equal numbers of experts and inputs. A token has ``picks`` experts."""
         assert (first.in_features, len(first)) == (second.in_features, len(second))
         sizes = first.out_features, second.out_features
         runs = [(part, pick * size, size) for pick in range(picks) for part, size in enumerate(sizes)]

@@ -39,12 +39,12 @@ class NumberForm(IntEnum):
 
     @property
     def high_bits(self) -> int:
-        """Bits above the lowest four, which are stored apart from these."""
+        """Number of bits above the lowest four. They are stored in a separate tensor."""
         return self.bits - 4 if self.bits < 8 else 0
 
     @property
     def middle(self) -> int:
-        """What is subtracted from a number where nothing else says so."""
+        """The zero point of numbers without a zero point of their own: it is subtracted from each number."""
         return 1 << (self.bits - 1) if self in (NumberForm.INT4, NumberForm.INT5, NumberForm.INT6) else 0
 
 
@@ -186,7 +186,7 @@ class GroupedPart:
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """What a kernel reads, in the order of its arguments."""
+        """The tensors that a kernel reads, in the order of its arguments."""
         return (
             self.weight,
             self.high,

@@ -92,12 +92,12 @@ _ROOM = 8  # programs that a grid has for each wanted one: those without keys en
 
 
 def wanted_parts(programs: int, sms: int) -> int:
-    """Return the parts to split the keys of all rows into, of which each takes ``programs`` programs."""
+    """Return the number of parts into which the keys of all rows are split. Each part takes ``programs`` programs."""
     return max(1, _PROGRAMS_PER_SM * sms // programs)
 
 
 def most_splits(programs: int, max_context: int, sms: int) -> int:
-    """Return the most parts of one row, where all rows take ``programs`` programs without a split."""
+    """Return the largest number of parts of one row, if all rows take ``programs`` programs without a split."""
     room = cdiv(_ROOM * _PROGRAMS_PER_SM * sms, max(programs, 1))
     return max(1, min(room, cdiv(max_context, attention_kernels.LEAST_KEYS.value), _MOST_SPLITS))
 

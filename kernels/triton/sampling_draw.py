@@ -393,7 +393,7 @@ def _search(values, begin, end, wanted, best, temperature, total, WEIGHTS: tl.co
 
 @triton.jit
 def _around(values, begin, end, key, best, temperature, total):
-    """Of listed tokens: weight above a key, weight of one token that has it, and how many have it."""
+    """Return, for listed tokens, the weight above a key, the weight of one token with this key, and their number."""
     above = tl.zeros((), tl.int64)
     one = tl.zeros((), tl.int64)
     equal = tl.zeros((), tl.int64)

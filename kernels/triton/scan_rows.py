@@ -98,7 +98,7 @@ def has_indices(batch: StateBatch) -> bool:
 
 
 def meta_batch(rows: int) -> StateBatch:
-    """Return a batch without memory of rows of one token each, of which more are not excluded."""
+    """Return a batch on the meta device, with rows of one token; a row may also have more tokens."""
     starts, source, target, checkpoints = (meta(count, dtype=torch.int32) for count in (rows + 1, rows, rows, rows))
     return StateBatch(starts, source, target, checkpoints)
 

@@ -36,12 +36,12 @@ def head_factors(
     name = shape.name
     if module.magnitude is not None:
         raise AdapterError(
-            f"use_dora is set and {name} adapted, which is not computed in latent attention.", "use_dora"
+            f"use_dora is set and {name} is adapted, which is not supported in latent attention.", "use_dora"
         )
     if activated:
         raise AdapterError(
-            f"alora_invocation_tokens is set and {name} adapted: in latent attention it would change the keys of the "
-            "tokens before the invocation too.",
+            f"alora_invocation_tokens is set and {name} is adapted: in latent attention it would change the keys of "
+            "the tokens before the invocation too.",
             "alora_invocation_tokens",
         )
     a, b = module.a.to(layout.dtype), module.b.to(layout.dtype)

@@ -59,9 +59,7 @@ def layout_of_file(
     for trained, parts in stacked.items():
         fitting = tensors_of(trained, parts["lora_A"], parts["lora_B"], experts[trained]).keys()
         if not by_shape & fitting:
-            raise AdapterError(
-                f"A and B of {trained} are stored the other way round than those of the modules before it.", trained
-            )
+            raise AdapterError(f"A and B of {trained} are swapped compared with the modules before it.", trained)
         by_shape &= fitting
     trained = min(stacked)
     by_version = layouts_of_version(config.peft_version, experts[trained].stored)
@@ -76,8 +74,9 @@ def layout_of_file(
         return found.pop()
     named = f"peft_version {config.peft_version!r}" if config.peft_version else "an adapter without peft_version"
     raise AdapterError(
-        f"A and B of {trained} fit its experts' inputs and outputs either way round, and {named} does not say which it "
-        "is. Set peft_version to the version that trained the adapter, or adapt gate_up_proj and down_proj both.",
+        f"A and B of {trained} fit its experts' inputs and outputs in either order, and {named} does not say which "
+        "order it has. Set peft_version to the version that trained the adapter, or adapt gate_up_proj and down_proj "
+        "both.",
         "peft_version",
     )
 

@@ -52,7 +52,7 @@ def biased_modules(
 def _bias_of(name: str, parts: Mapping[str, Tensor]) -> Tensor | None:
     found = [part for part in _BIASES if part in parts]
     if len(found) > 1:
-        raise AdapterError(f"The tensors {name}.{found[0]} and {name}.{found[1]} are the same module's.", name)
+        raise AdapterError(f"The tensors {name}.{found[0]} and {name}.{found[1]} belong to the same module.", name)
     return parts[found[0]] if found else None
 
 
@@ -60,7 +60,7 @@ def _check_complete(biases: Mapping[str, Tensor], names: Iterable[str], layout: 
     for name in names:
         if name != EMBEDDING and name not in biases and layout.read_bias(name) is not None:
             raise AdapterError(
-                f"By its config the adapter must have the bias of {name}, but adapter_model.safetensors has no tensor "
-                f"{name}.bias.",
+                f"According to its config, the adapter must have the bias of {name}, but adapter_model.safetensors "
+                f"has no tensor {name}.bias.",
                 "bias",
             )

@@ -117,7 +117,7 @@ def saved_modules(parts: Parts, config: AdapterConfig, layout: BaseLayout) -> Sa
 def _score(parts: Mapping[str, Tensor], layout: BaseLayout) -> Tensor | None:
     """Return the classification head; None without one. Raises AdapterError for a wrong shape, or a bias."""
     if "bias" in parts:
-        raise AdapterError(f"The adapter has a bias of {SCORE}, which no classification head here has.", SCORE)
+        raise AdapterError(f"The adapter has a bias of {SCORE}, but classification heads have no bias here.", SCORE)
     weight, (_, hidden) = parts.get("weight"), _shape(EMBEDDING, layout)
     if weight is None:
         return None
@@ -133,8 +133,8 @@ def _refuse_own(parts: Parts, config: AdapterConfig, option: str) -> None:
     """Refuse weights that replace the base model's, for a model that does not support them."""
     if found := (*parts, *config.saved):
         raise AdapterError(
-            f"The adapter has its own weights of {found[0]} (modules_to_save, trainable_token_indices or bias), which "
-            f"{option} does not compute; train linear modules with LoRA (target_modules).",
+            f"The adapter has its own weights of {found[0]} (modules_to_save, trainable_token_indices or bias), "
+            f"which {option} does not support; train linear modules with LoRA (target_modules).",
             found[0],
         )
 
@@ -155,8 +155,8 @@ def _check_named(parts: Parts, config: AdapterConfig, layout: BaseLayout) -> Non
     for name in layout.modules:
         if name not in (EMBEDDING, HEAD) and names_saved(config, name):
             raise AdapterError(
-                f"modules_to_save names {name}: embed_tokens, lm_head and norms are computed for one adapter, no other "
-                "whole matrix; train it with LoRA (target_modules).",
+                f"modules_to_save names {name}: embed_tokens, lm_head and norms are the only whole matrices that an "
+                "adapter may replace; train others with LoRA (target_modules).",
                 "modules_to_save",
             )
 
@@ -165,7 +165,7 @@ def _whole(name: str, parts: Mapping[str, Tensor], layout: BaseLayout) -> Tensor
     """Return the adapter's whole matrix of the embedding or the head; None if the adapter uses the base model's."""
     present = [part for part in WHOLE if part in parts]
     if len(present) > 1:
-        raise AdapterError(f"The tensors {name}.{present[0]} and {name}.{present[1]} are the same module's.", name)
+        raise AdapterError(f"The tensors {name}.{present[0]} and {name}.{present[1]} belong to the same module.", name)
     if not present:
         return None
     weight, (size, hidden) = parts[present[0]], _shape(name, layout)
@@ -205,7 +205,7 @@ def _check_vocabularies(whole: Mapping[str, Tensor | None], layout: BaseLayout) 
         missing = next((name for name, weight in whole.items() if weight is None), None)
         remedy = f"; save {missing} with the adapter (modules_to_save)" if missing else ""
         raise AdapterError(
-            f"The adapter's {EMBEDDING} has {sizes[EMBEDDING]:,} tokens and its {HEAD} {sizes[HEAD]:,}{remedy}.",
+            f"The adapter's {EMBEDDING} has {sizes[EMBEDDING]:,} tokens, but its {HEAD} has {sizes[HEAD]:,}{remedy}.",
             HEAD if missing is None else missing,
         )
 
@@ -298,5 +298,5 @@ def check_bias(name: str, layout: BaseLayout) -> Tensor:
     """Return the base model's bias of a module. Raises AdapterError if the module has no bias."""
     bias = layout.read_bias(name)
     if bias is None:
-        raise AdapterError(f"The adapter has a bias of {name}, where the base model has none.", name)
+        raise AdapterError(f"The adapter has a bias of {name}, but the base model has none.", name)
     return bias

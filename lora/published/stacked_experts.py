@@ -60,7 +60,7 @@ def _check_parts(trained: str, parts: Mapping[str, Tensor], config: AdapterConfi
         )
     if config.dora or config.lora_bias or config.invocation_tokens:
         option = "use_dora" if config.dora else "lora_bias" if config.lora_bias else "alora_invocation_tokens"
-        raise AdapterError(f"{option} is set and {trained} adapted; PEFT has no such combination.", option)
+        raise AdapterError(f"{option} is set and {trained} is adapted; PEFT has no such combination.", option)
 
 
 def _modules_of(
@@ -80,11 +80,11 @@ def _modules_of(
         )
     rank = config.rank_of(name)
     if rank > most_rank:
-        raise AdapterError(f"{name} has rank {rank}; at most {most_rank} is taken (--max-lora-rank).", "r")
+        raise AdapterError(f"{name} has rank {rank}; the limit is {most_rank} (--max-lora-rank).", "r")
     if a.shape[0] != rank * experts.count or b.shape[1] != rank * experts.count:
         raise AdapterError(
-            f"A and B of {name} have shapes {list(a.shape)} and {list(b.shape)}; by the config's rank {rank} and "
-            f"{experts.count} experts {rank * experts.count} rows and columns are needed.",
+            f"A and B of {name} have shapes {list(a.shape)} and {list(b.shape)}; with the config's rank {rank} and "
+            f"{experts.count} experts, {rank * experts.count} rows and columns are needed.",
             name,
         )
     scale = config.scale_of(name, rank)

@@ -52,7 +52,7 @@ def fields_of(route: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for names, kind in rows:
         for name in re.findall(r"`([^`]+)`", names):
-            assert name not in found, f"{route}: {name} is there twice"
+            assert name not in found, f"{route}: {name} appears twice"
             found[name] = KINDS[kind]
     return found
 

@@ -69,7 +69,7 @@ def test_bounds() -> None:
     check_parts([WeightedPart(f"a{number}", MAX_WEIGHT) for number in range(MAX_PARTS)])
     with pytest.raises(RequestError, match=f"At most {MAX_PARTS}"):
         check_parts([WeightedPart(f"a{number}", 1.0) for number in range(MAX_PARTS + 1)])
-    with pytest.raises(RequestError, match="'a' is named twice"):
+    with pytest.raises(RequestError, match="'a' is given twice"):
         check_parts([WeightedPart("a", 1.0), WeightedPart("a", 2.0)])
     for weight in (MAX_WEIGHT + 1, -MAX_WEIGHT - 1, float("nan"), float("inf")):
         with pytest.raises(RequestError, match="weight of the adapter 'a' must be from -100 to 100"):

@@ -478,7 +478,7 @@ def test_the_journal_reserves_the_memory_of_whole_answers() -> None:
     size = Journal(1 << 20).open(submit()).num_bytes
     fleet = Fleet("a", most_bytes=2 * size)
     fleet.submit(submit(1), submit(2))
-    with pytest.raises(CapacityError, match=r"journal has room for \(2\)"):
+    with pytest.raises(CapacityError, match=r"journal is full: it holds 2 requests"):
         fleet.submit(submit(3))
     _, (name, sent) = fleet.sent()
     fleet.say(name, done(sent.id, 1))  # type: ignore[union-attr]

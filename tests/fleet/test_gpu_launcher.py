@@ -54,7 +54,7 @@ def test_each_replica_has_the_gpus_of_its_ranks(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv(gpus.VARIABLE, "4,5,6,7,8")
     ranks = EngineConfig(device="cuda", tensor_parallel_size=2)
     assert gpus_of(ranks, ServerConfig(replicas=2).fleet_options, 2) == ("4,5", "6,7")
-    with pytest.raises(ConfigError, match=r"--replicas 3: each replica takes 2 GPUs .* 5 can be seen .* at most 2,"):
+    with pytest.raises(ConfigError, match=r"--replicas 3: each replica needs 2 GPUs .* 5 can be seen .* at most 2,"):
         gpus_of(ranks, ServerConfig(replicas=3).fleet_options, 3)
 
 
@@ -72,7 +72,7 @@ def test_too_few_gpus_are_told_before_anything_is_started(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, object], named: str
 ) -> None:
     monkeypatch.setenv(gpus.VARIABLE, "0,1")
-    with pytest.raises(ConfigError, match=rf"^{named}: .* and 2 can be seen .*: take at most 2, or --device cpu\.$"):
+    with pytest.raises(ConfigError, match=rf"^{named}: .* but 2 can be seen .*: use at most 2, or --device cpu\.$"):
         engine_of(CUDA, Path("m"), ServerConfig(**options))  # type: ignore[arg-type]
 
 
@@ -88,7 +88,7 @@ async def test_a_gpu_is_used_again_once_its_replica_has_ended(monkeypatch: pytes
     launcher = GpuLauncher({gpu: ProcessLauncher(lambda gpu=gpu: make(gpu)) for gpu in ("a", "b")})
     (one, _), (_other, _) = await launcher.launch(), await launcher.launch()
     assert made == ["a", "b"]
-    with pytest.raises(EngineDead, match="None of the 2 GPUs is free"):
+    with pytest.raises(EngineDead, match="All 2 GPUs are in use"):
         await launcher.launch()
     monkeypatch.setattr(gpu_launcher, "FREE_SECONDS", 60.0)
     waiting = asyncio.create_task(launcher.launch())

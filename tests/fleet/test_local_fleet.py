@@ -174,7 +174,7 @@ def test_replicas_copy_kv_where_there_are_several() -> None:
     assert with_peers(EngineConfig(), two).kv_peer_gib == PEER_GIB
     assert with_peers(EngineConfig(), ServerConfig(autoscale="1:2").fleet_options).kv_peer_gib == PEER_GIB
     assert with_peers(EngineConfig(kv_peer_gib=0), two).kv_peer_gib == 0
-    with pytest.raises(ConfigError, match="--kv-events-config is of one engine"):
+    with pytest.raises(ConfigError, match="--kv-events-config is an option of one engine"):
         with_peers(EngineConfig(kv_events_config="{}"), two)
     with pytest.raises(ConfigError, match="kv-peer-gib"):
         EngineConfig(kv_peer_gib=-1)

@@ -481,7 +481,7 @@ def test_refusals():
             with pytest.raises(ValueError, match="a super-block has a factor that is infinite"):
                 quantised_weights.pack_blocks(raw, name, widened=True)
     raw = torch.zeros(4, 210, dtype=torch.uint8)
-    with pytest.raises(ValueError, match="Q6_K blocks and such rows of x are not computed"):
+    with pytest.raises(ValueError, match="Q6_K blocks and such rows of x are not supported"):
         quantised_weights.pack_blocks(raw, "Q6_K")
     with pytest.raises(ValueError, match="not both"):
         quantised_weights.pack_blocks(torch.zeros(4, 34, dtype=torch.uint8), "Q8_0", dynamic=True, widened=True)

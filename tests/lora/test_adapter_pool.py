@@ -339,7 +339,7 @@ def test_a_tenant_may_load_as_many_as_it_leaves(reader, tmp_path):
         for tenant, share in (("a", 4), ("b", 2), ("c", 1)):
             for index in range(share):
                 adapters.load(f"{tenant}{index}", path, tenant=tenant)
-            with pytest.raises(AdapterLimit, match="being loaded: ask again later"):
+            with pytest.raises(AdapterLimit, match="being loaded: try again later"):
                 adapters.load(f"{tenant}-more", path, tenant=tenant)
         reader.gate.set()
         assert len(settle(adapters)) == 7

@@ -51,5 +51,5 @@ def test_rows_that_do_not_fit_are_refused(reader: AdapterReader, tmp_path: Path)
 def test_a_module_that_is_adapted_by_both_names_is_refused(reader: AdapterReader, tmp_path: Path) -> None:
     factors = {f"{FUSED}.lora_A": torch.zeros(3, 96), f"{FUSED}.lora_B": torch.zeros(160, 3)}
     factors |= {f"{GATE}.lora_A": torch.zeros(3, 96), f"{GATE}.lora_B": torch.zeros(80, 3)}
-    with pytest.raises(AdapterError, match="is there twice"):
+    with pytest.raises(AdapterError, match="appears twice"):
         reader.check(written(tmp_path, factors))

@@ -59,7 +59,7 @@ def test_the_version_that_is_there_at_the_end_is_read(
 def test_a_folder_that_is_replaced_all_the_time_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(folder := tmp_path / "a", 0)
     reads = replacing(monkeypatch, 9, lambda version: write(folder, version))
-    with pytest.raises(AdapterError, match="changed while they were read: load it again"):
+    with pytest.raises(AdapterError, match="changed while they were being read: load it again"):
         small_reader().read(str(folder))
     assert len(reads) == 3
 

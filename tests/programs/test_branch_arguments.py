@@ -17,7 +17,7 @@ WRONG: dict[str, tuple[Callable[[Branch], Any], str]] = {
     "assistant None": (lambda b: b.assistant(None), "assistant: text must be a string"),  # type: ignore[arg-type]
     "surrogate": (lambda b: b.user("a\ud800"), "user: text holds half of a surrogate pair, at position 1"),
     "no conversation": (lambda b: b.gen("x"), "gen 'x': the conversation is empty"),
-    "select of none": (lambda b: b.user("?").select("x", []), "select 'x': choices must be at least one string"),
+    "select of none": (lambda b: b.user("?").select("x", []), "select 'x': choices must have at least one string"),
     "select of a string": (lambda b: b.user("?").select("x", "yes"), "choices must be a list of strings, not str"),
     "select of numbers": (lambda b: b.user("?").select("x", [1]), r"choices\[0\] must be a string, not int"),  # type: ignore[list-item]
     "gen of a string": (lambda b: b.user("?").gen("x", choices="yes"), "choices must be a list of strings, not str"),
@@ -26,15 +26,18 @@ WRONG: dict[str, tuple[Callable[[Branch], Any], str]] = {
     "stop": (lambda b: b.user("?").gen("x", stop=3), "stop must be a list of strings, not int"),
     "empty stop": (lambda b: b.user("?").gen("x", stop=""), r"stop\[0\] must not be empty"),
     "temperature": (lambda b: b.user("?").gen("x", temperature=float("nan")), "temperature must be at least 0 and"),
-    "adapter": (lambda b: b.user("?").gen("x", adapter=""), "adapter must be the name of one, or None"),
+    "adapter": (lambda b: b.user("?").gen("x", adapter=""), "adapter must be the name of an adapter, or None"),
     "schema text": (lambda b: b.user("?").gen("x", schema='{"type": "object"}'), "or a JSON Schema as a dict, not str"),
     "schema instance": (lambda b: b.user("?").gen("x", schema=object()), "schema must be a type that pydantic"),
-    "schema set": (lambda b: b.user("?").gen("x", schema={"enum": {1, 2}}), "schema is no JSON: .*set"),
-    "schema nan": (lambda b: b.user("?").gen("x", schema={"const": float("nan")}), "schema is no JSON"),
+    "schema set": (lambda b: b.user("?").gen("x", schema={"enum": {1, 2}}), "schema is not JSON: .*set"),
+    "schema nan": (lambda b: b.user("?").gen("x", schema={"const": float("nan")}), "schema is not JSON"),
     "schema callable": (lambda b: b.user("?").gen("x", schema=Callable[[int], int]), "schema must be a type"),
-    "pin below": (lambda b: b.user("?").warm(pin=-1), "warm: pin must be an integer of 0 to 86400 seconds, not -1"),
-    "pin above": (lambda b: b.user("?").warm(pin=86401), "warm: pin must be an integer of 0 to 86400 seconds"),
-    "pin half": (lambda b: b.user("?").warm(pin=1.5), "pin must be an integer of 0 to"),  # type: ignore[arg-type]
+    "pin below": (
+        lambda b: b.user("?").warm(pin=-1),
+        "warm: pin must be a whole number of seconds from 0 to 86400, not -1",
+    ),
+    "pin above": (lambda b: b.user("?").warm(pin=86401), "warm: pin must be a whole number of seconds from 0 to 86400"),
+    "pin half": (lambda b: b.user("?").warm(pin=1.5), "pin must be a whole number of seconds from 0 to"),  # type: ignore[arg-type]
     "fork below": (lambda b: b.fork(-1), "fork: count must be an integer of at least 0, not -1"),
     "fork half": (lambda b: b.fork(2.5), "fork: count must be an integer"),  # type: ignore[arg-type]
 }
@@ -57,7 +60,7 @@ def test_a_schema_text_is_not_evaluated(live: Live) -> None:
 
 @pytest.mark.parametrize("option", [{"max_tokens": object()}, {"temperature": {1}}, {"seed": b"x"}])
 def test_what_is_no_json_is_an_error_of_the_step(live: Live, option: dict[str, Any]) -> None:
-    with Session(live.url) as session, pytest.raises(ProgramError, match="gen 'x': an argument is no JSON value"):
+    with Session(live.url) as session, pytest.raises(ProgramError, match="gen 'x': an argument is not a JSON value"):
         session.user("?").gen("x", **option)
 
 

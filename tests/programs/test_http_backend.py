@@ -161,7 +161,7 @@ def test_errors_name_branch_and_step(live: Live, remote: Session) -> None:
         remote.user("?").gen("x")
     live.async_engine.fail_after = None
     live.async_engine.shortest = 12
-    with pytest.raises(ProgramError, match=r"max_tokens=3 is too little .* the shortest takes 12 tokens"):
+    with pytest.raises(ProgramError, match=r"max_tokens=3 is too small .* the shortest takes 12 tokens"):
         remote.gen("x", schema=City, max_tokens=3)
     live.async_engine.say = lambda request, index: "no JSON"
     with pytest.raises(ProgramError, match="ended with 'error'"):
@@ -245,12 +245,12 @@ def test_an_interrupt_ends_the_calls_of_all_branches(live: Live, alarm: Callable
 
 
 def test_addresses_and_targets(closed_port: int) -> None:
-    with pytest.raises(ValueError, match="must be such as http"):
+    with pytest.raises(ValueError, match="must be a URL such as http"):
         Session("localhost:8000")
     with pytest.raises(ProgramError, match="no answer from"):
         Session(f"http://127.0.0.1:{closed_port}").user("?").gen("x")
     for url in ("http://user:secret@127.0.0.1:8000/v1", "http://127.0.0.1:8000/v1?key=secret"):
-        with pytest.raises(ValueError, match="neither user nor query: a key goes into api_key"):
+        with pytest.raises(ValueError, match="must not contain a user or a query: give a key as api_key"):
             Session(url)
     with pytest.raises(ValueError, match="the address of a server, or an LLM, not NoneType"):
         Session(None)  # type: ignore[arg-type]

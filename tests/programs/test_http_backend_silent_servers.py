@@ -32,7 +32,7 @@ def session(listener: socket.socket, timeout: float = 0.2) -> Session:
 def test_a_server_that_says_nothing_fails_the_call(listener: socket.socket) -> None:
     """The system takes the connection of a process that is stopped, and the request."""
     for call in (lambda: session(listener).gen("x"), lambda: session(listener).select("x", ["a", "b"])):
-        with pytest.raises(ProgramError, match=r"'x': 127\.0\.0\.1:\d+ has said nothing for 0\.2 s \(timeout\)$"):
+        with pytest.raises(ProgramError, match=r"'x': 127\.0\.0\.1:\d+ has sent nothing for 0\.2 s \(timeout\)$"):
             call()
 
 
@@ -46,7 +46,7 @@ def test_a_server_that_stops_in_the_middle_of_an_answer(listener: socket.socket)
     thread = threading.Thread(target=answer, daemon=True)
     thread.start()
     pieces, asked = [], session(listener)
-    with pytest.raises(ProgramError, match=r"gen 'x': .* has said nothing for 0\.2 s"):
+    with pytest.raises(ProgramError, match=r"gen 'x': .* has sent nothing for 0\.2 s"):
         pieces.extend(asked.stream("x"))
     assert "x" not in asked.values and len(asked.messages) == 1
     thread.join(HANG_SECONDS)
@@ -77,7 +77,7 @@ def test_a_network_that_takes_no_connection(listener: socket.socket) -> None:
         waiting.append(socket.socket())
         waiting[-1].setblocking(False)
         waiting[-1].connect_ex(place)
-    with pytest.raises(ProgramError, match=r"gen 'x': 127\.0\.0\.1:\d+ takes no connection within 0\.2 s$"):
+    with pytest.raises(ProgramError, match=r"gen 'x': 127\.0\.0\.1:\d+ did not accept a connection within 0\.2 s$"):
         session(listener).gen("x")
     for each in waiting:
         each.close()
@@ -92,5 +92,5 @@ def test_timeouts_out_of_bounds(timeout: float) -> None:
 
 
 def test_an_llm_takes_none() -> None:
-    with pytest.raises(ValueError, match="model, api_key and timeout are for servers"):
+    with pytest.raises(ValueError, match="model, api_key and timeout are only for servers"):
         Session(LLM.__new__(LLM), timeout=5.0)

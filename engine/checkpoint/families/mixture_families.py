@@ -628,7 +628,8 @@ MIXTURE_FAMILIES = (
         harmless={
             "add_swa_attention_sink_bias": (True,),
             "add_full_attention_sink_bias": (False,),
-            "attention_chunk_size": (128,),  # of the published file, whose code does not read it
+            # The published config has this value, but the published code does not read it.
+            "attention_chunk_size": (128,),
         },
         optional_biases={"attention_bias": QKV},
         partial_rotary=True,
@@ -871,7 +872,7 @@ MIXTURE_FAMILIES = (
         },
         optional_biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
         qk_norm="head",
-        ignored=("layers.80.",),  # of the published model's 80 layers none: it predicts a further token
+        ignored=("layers.80.",),  # The layer after the model's 80 layers predicts a further token; it is not used.
         mixture=MixtureFamily(
             names=ExpertNames(correction="e_score_correction_bias"),
             count_keys=("num_experts", "num_local_experts"),

@@ -106,7 +106,7 @@ def _record_attention(
         raise ModelError("Its attention sees later tokens.")
     for name, option in options.items():
         if isinstance(option, Tensor) and name not in _IGNORED_TENSORS and name != "s_aux":
-            raise ModelError(f"Its attention takes {name}, which is not computed.")
+            raise ModelError(f"Its attention takes {name}, which is not supported.")
     window = options.get("sliding_window")
     if attention_mask is not None:
         known = record.masks.get(attention_mask.data_ptr())
@@ -137,8 +137,8 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor, num_tokens: int) ->
     batch = {each.shape[0] for each in (query, key, value)}
     if lengths != {num_tokens} or batch != {1} or key.shape[1] != value.shape[1] or query.shape[1] % key.shape[1]:
         raise ModelError(
-            f"Its attention has queries {list(query.shape)}, keys {list(key.shape)} and values {list(value.shape)} for "
-            f"{num_tokens} tokens, which is not computed."
+            f"Its attention has queries {list(query.shape)}, keys {list(key.shape)} and values {list(value.shape)} "
+            f"for {num_tokens} tokens, which is not supported."
         )
 
 

@@ -58,7 +58,8 @@ def check_exactness(model: Model, prompts: Tensor, expected: Tensor) -> float:
     if not error <= (_MOST_IN_FP32 if model.dtype is torch.float32 else _MOST_IN_16_BITS):
         raise ModelError(
             f"{model.config.family}: its logits in chunks and batches are {error:.1g} from those of a whole prompt, "
-            "relative to their size: it carries more from token to token than keys and values, which is not computed."
+            "relative to their size: it carries more than keys and values from token to token, which is not "
+            "supported."
         )
     return error
 

@@ -138,7 +138,11 @@ def _assemble(folder: Path, found: LibraryModel, model: Any, dtype: torch.dtype,
 
 def _notice(name: str, error: float) -> str:
     """Return the line printed at the start: which class computes the model, and why that is slow."""
-    untested = "" if name in LIBRARY_CLASSES else "; not compared by tests as those in docs/reference/models.md are"
+    untested = (
+        ""
+        if name in LIBRARY_CLASSES
+        else "; our tests do not compare it, unlike the models in docs/reference/models.md"
+    )
     return (
         f"Implementation: {name} of transformers {transformers.__version__}, slower than ours: its modules run one op "
         "after another in PyTorch, without our fused kernels and recorded steps. Checked: logits over "
@@ -170,7 +174,7 @@ def _check_calls(calls: list[AttentionCall], num_layers: int) -> None:
     if not len(calls) == len(modules) == num_layers:
         raise ModelError(
             f"A pass calls transformers' attention interface {len(calls)} times, from {len(modules)} modules, in "
-            f"{num_layers} layers: only layers with one call each are computed."
+            f"{num_layers} layers: only models with one call in each layer are supported."
         )
 
 
@@ -178,6 +182,6 @@ def _replace(model: Any, decoder: Any, given: GivenHidden) -> None:
     """Replace the decoder in the model by another module."""
     name = next(name for name, module in model.named_modules() if module is decoder)
     if not name:
-        raise ModelError("Its decoder is not a module apart from its head.")
+        raise ModelError("Its decoder is not a module separate from its head.")
     owner, _, attribute = name.rpartition(".")
     setattr(model.get_submodule(owner), attribute, given)

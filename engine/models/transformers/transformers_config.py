@@ -20,14 +20,14 @@ from ...errors import ModelError, quoted, shortened
 
 # Keys that are refused, with the values at which they have no effect (None always has none), and the reason.
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "quantization_config": ((), "quantised weights are not read there"),
-    "compression_config": ((), "quantised weights are not read there"),
-    "is_encoder_decoder": ((False,), "encoders are not computed"),
-    "add_cross_attention": ((False,), "cross attention is not computed"),
-    "text_config": ((), "of multimodal models only those in docs/reference/models.md are served"),
-    "vision_config": ((), "of multimodal models only those in docs/reference/models.md are served"),
-    "audio_config": ((), "of multimodal models only those in docs/reference/models.md are served"),
-    "alibi": ((False,), "biases of attention are not computed"),
+    "quantization_config": ((), "quantised weights are not supported there"),
+    "compression_config": ((), "quantised weights are not supported there"),
+    "is_encoder_decoder": ((False,), "encoders are not supported"),
+    "add_cross_attention": ((False,), "cross attention is not supported"),
+    "text_config": ((), "only the multimodal models in docs/reference/models.md are supported"),
+    "vision_config": ((), "only the multimodal models in docs/reference/models.md are supported"),
+    "audio_config": ((), "only the multimodal models in docs/reference/models.md are supported"),
+    "alibi": ((False,), "biases of attention are not supported"),
 }
 # Kinds of layers that transformers' attention interface covers, as ``layer_types`` names them.
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
@@ -138,8 +138,8 @@ def read_library_model(folder: Path) -> LibraryModel:
     model_class = getattr(transformers, name)
     if not model_class._can_set_attn_implementation():
         raise ModelError(
-            f"{CONFIG}: {name} of transformers has attention of its own, outside of the library's attention interface, "
-            "which is not computed."
+            f"{CONFIG}: {name} of transformers computes its attention outside of the library's attention interface, "
+            "which is not supported."
         )
     try:
         config = CONFIG_MAPPING[fields["model_type"]].from_dict(dict(fields))
@@ -151,7 +151,7 @@ def read_library_model(folder: Path) -> LibraryModel:
     kinds = getattr(config, "layer_types", None) or []
     if others := sorted(set(map(str, kinds)) - _LAYER_TYPES):
         raise ModelError(
-            f"{CONFIG}: {name} has layers of {others[0]}, which --model-impl transformers does not compute."
+            f"{CONFIG}: {name} has layers of {others[0]}, which --model-impl transformers does not support."
         )
     return LibraryModel(model_class, config, _longest(config, name), () if wrapper is None else wrapper.towers)
 

@@ -95,7 +95,7 @@ def ended(client: openai.OpenAI, batch: Any) -> Any:
 def answers(client: openai.OpenAI, file_id: str) -> dict[str, Any]:
     lines = [json.loads(each) for each in client.files.content(file_id).text.splitlines()]
     found = {each["custom_id"]: each for each in lines}
-    assert len(found) == len(lines), "an answer is there twice"
+    assert len(found) == len(lines), "an answer appears twice"
     return found
 
 

@@ -125,7 +125,7 @@ def test_an_archive_of_another_kind_is_one_line(kind: str, tmp_path: Path, capsy
     if kind == "nested":
         assert code == 0 and out.startswith("5 pages")
         return
-    assert code == 1 and "is no file of `rootgraft cache export`" in err and len(err.splitlines()) == 1
+    assert code == 1 and "is not a complete file of `rootgraft cache export`" in err and len(err.splitlines()) == 1
     assert not list((tmp_path / "other").rglob("*.kv")) and not out
 
 
@@ -134,12 +134,12 @@ def test_a_folder_in_use_and_what_is_none_are_refused(tmp_path: Path, capsys: py
     files = BlockFiles(tmp_path)
     for words in (["ls", str(tmp_path)], ["clear", str(tmp_path)]):
         assert main(["cache", *words]) == 1
-        assert "A server uses" in capsys.readouterr().err
+        assert "A server is using" in capsys.readouterr().err
     files.close()
     assert main(["cache", "ls", str(tmp_path / "none")]) == 1
     (tmp_path / "text").write_text("no archive")
     assert main(["cache", "import", str(tmp_path / "text"), "--kv-disk", str(tmp_path)]) == 1
-    assert "no file of `rootgraft cache export`" in capsys.readouterr().err
+    assert "not a complete file of `rootgraft cache export`" in capsys.readouterr().err
     assert main(["cache", "export", "file"]) == 2
     assert "Give --kv-disk FOLDER" in capsys.readouterr().err
     assert main(["cache", "export", "file", "--kv-disk", str(tmp_path), "--session", "chat"]) == 2

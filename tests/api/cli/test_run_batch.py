@@ -38,7 +38,7 @@ def write(path: Path, *lines: str) -> Path:
 def answers(path: Path) -> dict[str, Any]:
     lines = [json.loads(each) for each in path.read_text().splitlines()]
     found = {each["custom_id"]: each for each in lines}
-    assert len(found) == len(lines), "an answer is there twice"
+    assert len(found) == len(lines), "an answer appears twice"
     return found
 
 
@@ -185,8 +185,8 @@ def test_a_server_that_is_not_there(tmp_path: Path, closed_port: int, capsys: py
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["[]"], "in, line 1: is no JSON object."),
-        ([line(0), "{"], "in, line 2: is no JSON object."),
+        (["[]"], "in, line 1: is not JSON object."),
+        ([line(0), "{"], "in, line 2: is not JSON object."),
         (['{"custom_id": "a"}'], "in, line 1: 'body' is missing."),
         ([line(0), line(0)], "in, line 2: custom_id 'r0' is used twice."),
         ([line(0).replace("POST", "GET")], "in, line 1: method must be POST"),

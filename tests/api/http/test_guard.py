@@ -136,7 +136,7 @@ def test_one_log_line_for_each_request(live: Live, caplog: pytest.LogCaptureFixt
     [
         (CapacityError("The queue is full."), 503, "server_overloaded"),
         (EngineDead("The engine process has ended."), 503, "engine_dead"),
-        (DeadlineExceeded("The request had no token after the 5 seconds that it was given."), 504, "timeout"),
+        (DeadlineExceeded("The request had no token within its limit of 5 seconds."), 504, "timeout"),
         (EngineError("Something of ours."), 500, "internal_error"),
         (ValueError("a secret path"), 500, "internal_error"),
     ],

@@ -226,7 +226,7 @@ def test_a_changed_model_takes_its_catalogue_over(
         asyncio.run(job())
     told = [record.getMessage().removeprefix("cannot serve a model of the file: ") for record in caplog.records]
     assert told[0] == "models[0]: The model is broken." and len(told) == 2
-    assert "sql gets requests and cannot be loaded: It is no adapter of this model." in told[1]
+    assert "sql gets requests but cannot be loaded: It is no adapter of this model." in told[1]
 
 
 def test_a_reload_of_the_same_models_changes_nothing(worlds: Any) -> None:

@@ -100,7 +100,10 @@ def test_the_first_lines_tell_the_models_sampling_defaults(
     [request] = engine.async_engine.seen
     lines = caplog.messages
     assert (request.params.temperature, request.params.top_p) == (0.6 if mode == "auto" else 1, 1)
-    applied = "sampling defaults of generation_config.json: temperature 0.6, top_p 0.9 (--generation-config vllm: none)"
+    applied = (
+        "sampling defaults of generation_config.json: temperature 0.6, top_p 0.9 (--generation-config vllm turns "
+        "them off)"
+    )
     assert (applied in lines) == (mode == "auto")
     ignored = "generation_config.json: ignored: top_k must be at least 0 and at most 1048576, not -7."
     assert (ignored in lines) == (mode == "auto")
@@ -333,7 +336,7 @@ def test_a_signal_while_the_model_is_loading(engine: Engine) -> None:
 
 
 def test_a_model_that_cannot_be_loaded(engine: Engine) -> None:
-    engine.start_error = ModelError("This architecture is not computed.")
+    engine.start_error = ModelError("This architecture is not supported.")
 
     def steps(http: httpx.Client) -> None:
         engine.loaded.set()

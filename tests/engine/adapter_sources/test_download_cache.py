@@ -39,7 +39,7 @@ def test_what_was_used_longest_ago_and_nobody_uses_is_evicted(tmp_path: Path) ->
     assert (in_use / WEIGHTS).read_bytes() == adapter_files(0)[WEIGHTS]
     put(cache, 4)
     assert cache.holds(first) and not cache.holds(second)
-    with pytest.raises(CacheFull, match=f"of {3 * SIZE + 100:,} \\(--max-adapter-cache-bytes\\)"):
+    with pytest.raises(CacheFull, match=f"the limit is {3 * SIZE + 100:,} \\(--max-adapter-cache-bytes\\)"):
         put(cache, 5)
     cache.release(in_use)
     put(cache, 5)

@@ -1,4 +1,4 @@
-"""Adapters at file:// URIs: links, folders above, what is no regular file."""
+"""Adapters at file:// URIs: links, folders above, what is not a regular file."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_what_is_no_regular_file_is_refused(folder: Path, fetcher: Make) -> None
     os.mkfifo(folder / "allowed" / "fifo")
     (folder / "allowed" / "a" / WEIGHTS).unlink()
     (folder / "allowed" / "a" / WEIGHTS).symlink_to("../fifo")
-    with pytest.raises(RequestError, match="no regular file"):
+    with pytest.raises(RequestError, match="not a regular file"):
         fetcher(f"file://{folder}/allowed").fetch(parse_source(f"file://{folder}/allowed/a"))
     with pytest.raises(AdapterNotFound, match=f"no {CONFIG}"):
         fetcher(f"file://{folder}/allowed").fetch(parse_source(f"file://{folder}/allowed/none"))

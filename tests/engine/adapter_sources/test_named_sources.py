@@ -77,7 +77,7 @@ def test_a_path_is_what_a_shell_means_by_it_then_what_is_below_the_folder(
     [
         ("a=acme/none", r"--lora-modules a: There is no folder acme/none here\. The Hub has no repository"),
         ("a=hf://acme/none", r"--lora-modules a: The Hub has no repository"),
-        ("a=gs://bucket/b", r"--lora-modules a: An adapter's source is org/name"),
+        ("a=gs://bucket/b", r"--lora-modules a: An adapter's source must be org/name"),
         (
             "a=https://127.0.0.1:1/b",
             r"--lora-modules a: https://127.0.0.1:1/b cannot be downloaded now: .*no conn",

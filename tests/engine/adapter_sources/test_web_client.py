@@ -117,7 +117,7 @@ def test_truncated_and_malformed_weights_are_no_adapter(web: FileServer, url: st
     whole = FILES[WEIGHTS]
     for weights in (whole[:-1000], whole + b"0" * 8, whole[:8] + b"{" * len(whole[8:]), whole[:7], b""):
         web.files[f"/a/{WEIGHTS}"] = weights
-        with pytest.raises(RequestError, match="weights are not in the format safetensors, or not whole") as error:
+        with pytest.raises(RequestError, match="weights are not in safetensors format, or are incomplete") as error:
             fetcher(web.origin, LOCAL).fetch(parse_source(url))
         assert error.value.code == "adapter_not_supported"
 
@@ -143,7 +143,7 @@ def test_statuses(web: FileServer, url: str, fetcher: Make, status: int, kind: t
 def test_a_private_address_needs_a_listed_network(web: FileServer, url: str, fetcher: Make) -> None:
     """That the operator lists a host does not say that its name may come to stand for this machine."""
     for entries in ((web.origin,), (web.origin, "10.0.0.0/8")):
-        with pytest.raises(RequestError, match="which is not a public one") as error:
+        with pytest.raises(RequestError, match="which is neither public nor in a network") as error:
             fetcher(*entries).fetch(parse_source(url))
         assert error.value.code == "adapter_source_not_allowed"
     assert not web.asked
@@ -227,7 +227,7 @@ def test_a_proxy_connects_and_addresses_in_urls_are_checked_all_the_same(monkeyp
 
     assert asyncio.run(ask("http://nobody-here-knows.example/a")) == b"content"
     for host in ("10.1.2.3", "169.254.169.254", "[::ffff:127.0.0.1]", "direct.example"):
-        with pytest.raises(RequestError, match="which is not a public one"):
+        with pytest.raises(RequestError, match="which is neither public nor in a network"):
             asyncio.run(ask(f"http://{host}/a"))
     assert len(proxy.asked) == 1
     proxy.close()
@@ -307,7 +307,7 @@ def test_simultaneous_downloads_of_one_adapter_read_it_once(web: FileServer, url
 def test_numbers_of_the_weights_header_that_are_none_are_no_adapter(web: FileServer, url: str, fetcher: Make) -> None:
     header = b'{"a":{"data_offsets":[0,1e999]}}'
     web.files[f"/a/{WEIGHTS}"] = len(header).to_bytes(8, "little") + header + b"0" * 1000
-    with pytest.raises(RequestError, match="weights are not in the format safetensors, or not whole"):
+    with pytest.raises(RequestError, match="weights are not in safetensors format, or are incomplete"):
         fetcher(web.origin, LOCAL).fetch(parse_source(url))
 
 

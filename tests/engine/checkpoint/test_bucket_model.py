@@ -108,7 +108,7 @@ def test_a_download_goes_on_where_it_broke_off(s3: Any, server: Any, monkeypatch
     proxy = CutProxy(server.get_host_and_port(), 130_000)
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.port}")
     try:
-        with pytest.raises(ModelError, match="What has come is kept"):
+        with pytest.raises(ModelError, match="The part that was downloaded is kept"):
             resolve_model(URL)
         proxy.budget = 1 << 20
         told: list[int] = []
@@ -123,7 +123,7 @@ def test_a_download_goes_on_where_it_broke_off(s3: Any, server: Any, monkeypatch
     [
         ("s3://models/nothing", "there is no model at s3://models/nothing"),
         ("s3://nobucket/tiny", "there is no model at s3://nobucket/tiny"),
-        ("s3://models/org/tiny/modeling.py", "is a file, and no .gguf file"),
+        ("s3://models/org/tiny/modeling.py", "is a file, but not a .gguf file"),
         ("s3://models", "is not s3://BUCKET/FOLDER"),
         ("s3://models/../tiny", "is not s3://BUCKET/FOLDER"),
         ("s3://models/a?b", "is not s3://BUCKET/FOLDER"),
@@ -159,7 +159,7 @@ def test_models_of_buckets_are_listed_and_removed(
         resolve_model(URL, on_machine=True)
     put(s3, "org/tiny", {"model.safetensors": b"cut"})
     monkeypatch.setattr("s3fs.core.S3File.read", lambda *_: b"")
-    with pytest.raises(ModelError, match="What has come is kept"):
+    with pytest.raises(ModelError, match="The part that was downloaded is kept"):
         resolve_model(URL)
     cut = next(each for each in cached_models() if each.name == URL)
-    assert cut.fault == "its download has not ended: rootgraft pull fetches the rest"
+    assert cut.fault == "its download is incomplete: rootgraft pull fetches the rest"

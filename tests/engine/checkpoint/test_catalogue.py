@@ -64,7 +64,7 @@ def test_a_folder_of_that_name_comes_first(tmp_path: Path, monkeypatch) -> None:
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3:9b"])
 def test_a_family_without_that_size_is_told_with_its_sizes(name: str) -> None:
-    with pytest.raises(ModelError, match=rf"the catalogue has no {name}, but qwen3:0.6b, .* Try: rootgraft search$"):
+    with pytest.raises(ModelError, match=rf"the catalogue has no {name}; it has qwen3:0.6b, .* Try: rootgraft search$"):
         resolve_model(name)
 
 

@@ -190,7 +190,9 @@ def test_a_gguf_file_has_no_config(tmp_path: Path) -> None:
 
 def test_a_cache_that_cannot_be_written_is_told(tiny_llama: Path, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("")
-    with pytest.raises(ModelError, match="--hf-overrides: no folder for the model with its overrides could be made"):
+    with pytest.raises(
+        ModelError, match="--hf-overrides: the folder for the model with its overrides could not be created"
+    ):
         resolve_served_model(config_of(tiny_llama, max_position_embeddings=64))
 
 

@@ -129,17 +129,17 @@ MALFORMED = {
     ),
     "text too long in array": (
         header(0, 1) + text("a") + struct.pack("<IIQQ", 9, 8, 1, HUGE) + bytes(64),
-        "bytes too late",
+        "bytes after the end of the file",
     ),
     "nested array": (header(0, 1) + text("a") + struct.pack("<IIQ", 9, 9, 1) + bytes(64), "value type 9"),
     "unknown value type": (header(0, 1) + text("a") + struct.pack("<I", 13) + bytes(64), "value type 13"),
     "not UTF-8": (header(0, 1) + struct.pack("<QB", 1, 0xFF) + bytes(64), "not UTF-8"),
-    "same key twice": (header(0, 2) + 2 * (text("a") + struct.pack("<IB", 0, 1)) + bytes(64), "'a' is there twice"),
+    "same key twice": (header(0, 2) + 2 * (text("a") + struct.pack("<IB", 0, 1)) + bytes(64), "'a' appears twice"),
     "odd alignment": (
         header(0, 1) + text("general.alignment") + struct.pack("<II", 4, 24) + bytes(64),
         "general.alignment is 24",
     ),
-    "same tensor twice": (header(2) + 2 * tensor() + bytes(256), "'t' is there twice"),
+    "same tensor twice": (header(2) + 2 * tensor() + bytes(256), "'t' appears twice"),
     "no dimensions": (header(1) + tensor(dims=()) + bytes(256), "0 dimensions"),
     "five dimensions": (header(1) + tensor(dims=(1, 1, 1, 1, 1)) + bytes(256), "5 dimensions"),
     "empty dimension": (header(1) + tensor(dims=(4, 0)) + bytes(256), "length 0"),
@@ -275,7 +275,7 @@ def test_a_split_model_is_refused_where_a_file_is_missing_or_another(tmp_path: P
     with pytest.raises(ModelError, match=r"00002-of-00003\.gguf is not file 2 of 3"):
         GgufFile.open(first)
     second.unlink()
-    with pytest.raises(ModelError, match=r"is one of 3 files of a model, and .*00002-of-00003\.gguf is missing"):
+    with pytest.raises(ModelError, match=r"is one of 3 files of a model, but .*00002-of-00003\.gguf is missing"):
         GgufFile.open(first)
     renamed = first.rename(tmp_path / "model.gguf")
     with pytest.raises(ModelError, match=r"must be named \.\.\.-00001-of-00003\.gguf"):

@@ -156,8 +156,8 @@ def test_unknown_architecture(path: Path) -> None:
         ({"blk.1.attn_norm.weight": (HIDDEN,)}, r"does not use: model\.layers\.1\.input_layernorm\.weight"),
         ({"model.norm.weight": (HIDDEN,)}, "two tensors for the same purpose"),
         ({"blk.0.attn_k.weight": (33, HIDDEN)}, r"k_proj\.weight has shape \(33, 64\)"),
-        ({"rope_factors_long.weight": (8,)}, "rope_factors_short.weight must be there"),
-        ({"rope_freqs.weight": (7,)}, "must have"),
+        ({"rope_factors_long.weight": (8,)}, "rope_factors_short.weight must exist"),
+        ({"rope_freqs.weight": (7,)}, "must contain only finite numbers"),
         ({"rope_freqs.weight": (8,)}, "finite numbers above 0"),
     ],
 )

@@ -553,7 +553,7 @@ REFUSED = {
     "windows in Llama 4": (of("Llama4", sliding_window=8), "sliding_window = 8 is not supported"),
     "windows among chunks": (
         of("Llama4", layer_types=["sliding_attention"] * LLAMA["num_hidden_layers"]),
-        "layer_types must be a list of 2 times full_attention or chunked_attention",
+        "layer_types must be a list of 2 entries, each full_attention or chunked_attention",
     ),
     "no attention scale": (of("Llama4", attn_scale=0), "attn_scale must be a number above 0"),
     "no floor scale": (of("Llama4", floor_scale=0), "floor_scale must be an integer from 1"),

@@ -145,5 +145,5 @@ def test_cached_positions_are_not_rounded(tmp_path: Any) -> None:
     """Neither to 8 bits, nor by products that overflow in float16."""
     with pytest.raises(ConfigError, match="--kv-cache-dtype int8 is not supported with ALiBi"):
         choose_kv_dtype(EngineConfig(kv_cache_dtype="int8"), model_config(BLOOM), CPU, torch.bfloat16)
-    with pytest.raises(ModelError, match="ALiBi is computed in bfloat16 or float32, not in float16"):
+    with pytest.raises(ModelError, match="ALiBi is supported in bfloat16 and float32, not in float16"):
         load_model(save("bloom", tmp_path), dtype=torch.float16, device=CPU)

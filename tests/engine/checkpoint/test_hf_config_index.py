@@ -61,9 +61,9 @@ def test_short_sequences_have_no_index() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"indexer_types": ["shared"] * 9}, "indexer_types must be a list of 9 times full or shared"),
-        ({"indexer_types": ["full"] * 8}, "indexer_types must be a list of 9 times full or shared"),
-        ({"index_topk_pattern": "FX" * 4 + "F"}, "indexer_types must be a list of 9 times full or shared"),
+        ({"indexer_types": ["shared"] * 9}, "indexer_types must be a list of 9 entries, each full or shared"),
+        ({"indexer_types": ["full"] * 8}, "indexer_types must be a list of 9 entries, each full or shared"),
+        ({"index_topk_pattern": "FX" * 4 + "F"}, "indexer_types must be a list of 9 entries, each full or shared"),
         ({"index_topk_freq": 0}, "index_topk_freq must be an integer from 1"),
         ({"index_topk": 0}, "index_topk must be an integer from 1"),
         ({"index_head_dim": 32}, "index_head_dim must be at least qk_rope_head_dim"),

@@ -81,12 +81,15 @@ def test_values_that_are_keys_have_heads_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"num_kv_shared_layers": 3}, "num_kv_shared_layers must be so few that an earlier layer has"),
+        ({"num_kv_shared_layers": 3}, "num_kv_shared_layers must be few enough that an earlier layer has type"),
         ({"num_kv_shared_layers": 5}, "num_kv_shared_layers"),
-        ({"per_layer_config": {"1": {"head_dim": 32}}}, "per_layer_config must be an object with the same for each"),
-        ({"per_layer_config": {"0": {}, "2": {}}}, "per_layer_config must be an object with the same for each"),
-        ({"per_layer_config": {"1": {"head_dim": 32}, "3": {"head_dim": 48}}}, "the same for each"),
-        ({"per_layer_config": {"1": {"rope": 1}, "3": {"rope": 1}}}, "rope must be left out"),
+        (
+            {"per_layer_config": {"1": {"head_dim": 32}}},
+            "per_layer_config must be an object with one equal entry for each",
+        ),
+        ({"per_layer_config": {"0": {}, "2": {}}}, "per_layer_config must be an object with one equal entry for each"),
+        ({"per_layer_config": {"1": {"head_dim": 32}, "3": {"head_dim": 48}}}, "one equal entry for each"),
+        ({"per_layer_config": {"1": {"rope": 1}, "3": {"rope": 1}}}, "rope must be absent"),
         ({"attention_k_eq_v": True, "num_global_key_value_heads": 3}, "a divisor of num_attention_heads 4"),
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
         ({"enable_moe_block": True, "num_experts": 4, "top_k_experts": 9, "moe_intermediate_size": 8}, "top_k_experts"),

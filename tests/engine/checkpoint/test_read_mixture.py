@@ -248,7 +248,7 @@ def test_layers_by_type_or_behind_the_first() -> None:
     typed = {**config, "mlp_layer_types": ["sparse", "dense", "dense", "sparse"]}
     assert [layer.mixture is None for layer in model_config(typed).layers] == [False, True, True, False]
     for wrong in (["sparse"], ["sparse", "dense", "dense", "x"], "sparse"):
-        with pytest.raises(ModelError, match="mlp_layer_types must be a list of 4 times dense or sparse"):
+        with pytest.raises(ModelError, match="mlp_layer_types must be a list of 4 entries, each dense or sparse"):
             model_config({**config, "mlp_layer_types": wrong})
 
 
@@ -258,7 +258,7 @@ def test_layers_by_type_or_behind_the_first() -> None:
         ("DeepSeek-V2", {"topk_method": "noaux_tc"}, "topk_method must be one of greedy, group_limited_greedy"),
         ("DeepSeek-V2", {"norm_topk_prob": True}, "norm_topk_prob = True is not supported"),
         ("DeepSeek-V2", {"scoring_func": "sigmoid"}, "scoring_func must be 'softmax', not 'sigmoid'"),
-        ("DeepSeek-V2", {"n_group": 7}, "n_group must be a number of equal groups"),
+        ("DeepSeek-V2", {"n_group": 7}, "n_group must be a number that divides the"),
         ("DeepSeek-R1", {"topk_method": "greedy"}, "topk_method must be one of noaux_tc"),
         ("DeepSeek-R1", {"num_key_value_heads": 8}, "num_key_value_heads must be num_attention_heads 128"),
         ("DeepSeek-R1", {"rope_interleave": False}, "rope_interleave = False is not supported"),

@@ -232,7 +232,7 @@ def test_ling_3() -> None:
     assert config.latent is not None and config.latent.rotary_dim == 64 and config.gated_attention == "head_module"
     assert config.layers[2].rope is not None and config.layers[2].rope.interleaved
     assert [layer.mixture is None for layer in config.layers] == [True, *[False] * 5]
-    with pytest.raises(ModelError, match="those of BailingHybridForCausalLM are not"):
+    with pytest.raises(ModelError, match="the one of BailingHybridForCausalLM is not supported"):
         prediction_module(config)
     unbounded = model_config(LING | {"kda_safe_gate": False, "linear_head_dim": 16}).layers[0].recurrent
     assert unbounded == KimiDeltaLayer(4, 16, 4, narrow=False)

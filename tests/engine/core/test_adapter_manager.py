@@ -146,7 +146,7 @@ def test_tokens_of_another_tokenizer_are_refused(made, tmp_path):
     engine.run()
     for number in (late, base):
         assert engine.ends[number].kind == "AdapterUnavailable" and not engine.tokens[number]
-        assert "another tokenizer" in engine.ends[number].message
+        assert "The tokenizer of the adapter" in engine.ends[number].message
     for number, count in ((running, 5), (right, 2)):
         engine.check_tokens(number)
         assert len(engine.tokens[number]) == count

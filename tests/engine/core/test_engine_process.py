@@ -256,6 +256,6 @@ def test_a_start_without_a_thread_is_told_in_one_line(monkeypatch: pytest.Monkey
     with client, server:
         channel = Channel(server)
         assert engine_process.start_liveness(writer, channel) is None
-        assert b"The system gives the engine no thread" in client.recv(65536)
+        assert b"The system refuses the engine a thread" in client.recv(65536)
     os.close(reader)
     os.close(writer)

@@ -29,7 +29,9 @@ def test_a_cpu_keeps_it_anyway(tiny_llama: Path) -> None:
     try:
         Worker(EngineConfig(batch_invariant=True, device="cpu", dtype="float32", kv_cache_memory=0.01), tiny_llama)
         ops.use_native(False)
-        with pytest.raises(ConfigError, match="--batch-invariant cannot be kept: plain torch computes without native"):
+        with pytest.raises(
+            ConfigError, match="--batch-invariant is not possible: plain torch computes, because there are no native"
+        ):
             check_invariance(ASKED, model, CPU, torch.float32)
         check_invariance(EngineConfig(), model, CPU, torch.float32)
     finally:
@@ -55,6 +57,8 @@ def test_a_gpu_keeps_it_for_dense_models(tiny_llama: Path) -> None:
 @pytest.mark.parametrize(("family", "kind"), [("qwen3_moe", "a mixture of experts"), ("lfm2", "recurrent layers")])
 def test_other_models_are_refused_by_name(family: str, kind: str, tmp_path: Path) -> None:
     model = read_model_config(save(family, tmp_path))
-    with pytest.raises(ConfigError, match=rf"on a GPU not for models with {kind}\. Leave it out, or take --device cpu"):
+    with pytest.raises(
+        ConfigError, match=rf"models with {kind} do not support it on a GPU\. Leave the option out, or use --device cpu"
+    ):
         check_invariance(ASKED, model, CUDA, torch.bfloat16)
     check_invariance(ASKED, model, CPU, torch.bfloat16)

@@ -52,6 +52,6 @@ def test_number_format_and_kernels_by_card(card: tuple[int, int], monkeypatch: p
 def test_torch_for_rocm_is_no_cuda(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(torch.version, "hip", "6.4")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(ConfigError, match=r"built for ROCm, and AMD's GPUs are not supported; --device cpu"):
+    with pytest.raises(ConfigError, match=r"built for ROCm, and AMD's GPUs are not supported\. Use --device cpu"):
         choose_device(EngineConfig(device="cuda"))
     assert choose_device(EngineConfig()).type == "cpu" and "AMD's GPUs" in capsys.readouterr().err

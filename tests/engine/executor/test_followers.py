@@ -84,7 +84,7 @@ def start(folder: Path) -> Followers:
 def test_a_rank_that_ends_before_it_joins_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     GroupThatWaits.made = threading.Event()
     monkeypatch.setattr(followers_module, "ProcessGroup", GroupThatWaits)
-    with pytest.raises(ConfigError, match=r"--tensor-parallel-size: .*Rank 1 of 2 has ended: all ranks end"):
+    with pytest.raises(ConfigError, match=r"--tensor-parallel-size: .*Rank 1 of 2 has ended: ending all ranks"):
         start(tmp_path)
     GroupThatWaits.made.set()
     assert not followers()
@@ -98,7 +98,7 @@ def test_a_sum_on_a_device_whose_other_rank_is_gone_ends_and_is_no_answer(
     ranks = start(tmp_path)
     ranks.started()
     followers()[0].kill()
-    with pytest.raises(EngineDead, match="Rank 1 of 2 has ended: all ranks end"):
+    with pytest.raises(EngineDead, match="Rank 1 of 2 has ended: ending all ranks"):
         ranks.together(ranks.group.add)
     ranks.close()
     assert not followers()

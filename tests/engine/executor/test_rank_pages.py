@@ -100,5 +100,5 @@ def test_a_part_is_read_once_its_rank_has_done_what_came_before(pages: RankPages
 
 def test_a_rank_that_is_gone_is_an_error_and_no_page(pages: RankPages, others: Others) -> None:
     others.page_links[1].shutdown(socket.SHUT_RDWR)
-    with pytest.raises(EngineDead, match="all ranks end"):
+    with pytest.raises(EngineDead, match="ending all ranks"):
         pages.read_page(0)

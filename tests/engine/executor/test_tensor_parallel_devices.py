@@ -42,8 +42,8 @@ def test_too_few_gpus_end_the_start_with_one_line_and_advice_that_holds(options:
     with pytest.raises(ConfigError) as refusal:
         plan_ranks(config, gpus)
     assert str(refusal.value) == (
-        f"{config.ranks_option} needs 4 GPUs, and 3 can be seen (CUDA_VISIBLE_DEVICES may name others). "
-        "Try: rootgraft serve --tensor-parallel-size 2"
+        f"{config.ranks_option} needs 4 GPUs, but 3 can be seen (CUDA_VISIBLE_DEVICES may hide others). Try: "
+        "rootgraft serve --tensor-parallel-size 2"
     )
     _, devices = plan_ranks(EngineConfig(device="cuda", tensor_parallel_size=2), gpus)
     assert [str(device) for device in devices] == ["cuda:0", "cuda:1"]

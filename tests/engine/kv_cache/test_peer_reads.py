@@ -133,7 +133,7 @@ def test_pages_of_other_tokens_or_another_form_are_a_miss(caplog: pytest.LogCapt
         world.peers.take(KvBlocks(number, blocks, True))
         assert world.got(number) == []
         world.tiers.drop(number)
-    assert caplog.text.count("are not used") == 4
+    assert caplog.text.count("were not used") == 4
 
 
 def test_what_came_and_nobody_took_is_bounded() -> None:

@@ -153,14 +153,14 @@ def test_schemes_without_static_scales_leave_those_of_tokens(
     [
         (
             {"1.self_attn.k_scale": torch.tensor(float("nan"))},
-            r"layers\.1\.self_attn\.k_scale has a scale that is not f",
+            r"layers\.1\.self_attn\.k_scale has a scale that is not a f",
         ),
-        ({"0.self_attn.v_scale": torch.tensor([0.1, 0.0])}, r"v_scale has a scale that is not finite and above 0"),
+        ({"0.self_attn.v_scale": torch.tensor([0.1, 0.0])}, r"v_scale has a scale that is not a finite number above 0"),
         (
             {"0.self_attn.v_scale": torch.ones(3)},
-            r"v_scale has shape \[3\], but a scale is one number, or one for each",
+            r"v_scale has shape \[3\], but a scale must be one number, or one for each",
         ),
-        ({"0.self_attn.k_proj.k_scale": torch.tensor(0.1)}, r"another scale of the same, model\.layers\.0"),
+        ({"0.self_attn.k_proj.k_scale": torch.tensor(0.1)}, r"is given twice for its layer, also as model\.layers\.0"),
     ],
 )
 def test_malformed_scales_are_refused_by_name(
@@ -173,7 +173,9 @@ def test_malformed_scales_are_refused_by_name(
 
 def test_a_scale_of_keys_alone_is_refused(plain: Path, tmp_path: Path) -> None:
     folder = with_scales(plain, tmp_path, {"1.self_attn.k_scale": torch.tensor(0.1)}, None)
-    with pytest.raises(ModelError, match=r"1\.self_attn\.k_scale is there, but keys and values need a scale each"):
+    with pytest.raises(
+        ModelError, match=r"1\.self_attn\.k_scale is the only scale of its layer, but keys and values need a scale each"
+    ):
         load_model(folder, dtype=torch.float32, device=CPU)
 
 

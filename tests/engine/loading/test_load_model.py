@@ -199,7 +199,7 @@ def test_unexpected_tensors(folder: Path) -> None:
 
 def test_wrong_shape(folder: Path) -> None:
     rewrite(folder, {NORM: torch.ones(25)})
-    with pytest.raises(ModelError, match=rf"{NORM} has shape \(25,\), but the config makes it \(24,\)"):
+    with pytest.raises(ModelError, match=rf"{NORM} has shape \(25,\), but the config requires \(24,\)"):
         load(folder)
 
 
@@ -255,7 +255,7 @@ def test_gpt2_as_first_published(tmp_path: Path) -> None:
 def test_convolutions_of_olmo_hybrid_that_do_not_fit(tmp_path: Path) -> None:
     folder = save("olmo_hybrid", tmp_path)
     rewrite(folder, {"model.layers.0.linear_attn.k_conv1d.weight": torch.zeros(95, 1, 4)})
-    with pytest.raises(ModelError, match=r"linear_attn.conv1d.weight has shape \(287, 1, 4\), but the config makes it"):
+    with pytest.raises(ModelError, match=r"linear_attn.conv1d.weight has shape \(287, 1, 4\), but the config requires"):
         load(folder)
     rewrite(folder, {"model.layers.0.linear_attn.k_conv1d.weight": None})
     with pytest.raises(ModelError, match=r"lacks model.layers.0.linear_attn.conv1d.weight"):
@@ -293,7 +293,7 @@ def test_same_tensor_in_two_shards(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "a.safetensors")
     index = {"weight_map": {NORM: "a.safetensors", "lm_head.weight": "b.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ModelError, match=rf"{NORM} is there twice, the second time in b\.safetensors"):
+    with pytest.raises(ModelError, match=rf"{NORM} appears twice, the second time in b\.safetensors"):
         load(folder)
 
 

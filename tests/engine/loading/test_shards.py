@@ -27,7 +27,7 @@ NORMS = "norms over all query heads together cannot be split over ranks"
 CONVOLUTIONS = "short convolutions cannot be split over ranks"
 SHARED = "blocks that layers share cannot be split over ranks"
 BLOCKS = "an index of blocks cannot be split over ranks"
-AMONG_QUERIES = "KV heads, whose rows are among those of their queries"
+AMONG_QUERIES = "KV heads, which are stored in one tensor with their queries"
 INDIVISIBLE = "no size divides this model"
 REFUSED = {
     **dict.fromkeys(

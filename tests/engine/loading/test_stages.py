@@ -39,7 +39,7 @@ def test_ranks_have_the_logits_of_one(name: str, tmp_path: Path) -> None:
     config = read_model_config(folder)
     reads_others = any(layer.kv_source is not None or layer.shares_index for layer in config.layers)
     if config.has_states or config.layer_inputs or reads_others:
-        with pytest.raises(ConfigError, match=r"--pipeline-parallel-size 2: .* cannot be in stages"):
+        with pytest.raises(ConfigError, match=r"--pipeline-parallel-size 2: .* cannot be split into stages"):
             check_stages(config, 2)
         return
     expected = run_whole(load_model(folder, dtype=torch.float32, device=CPU), TOKENS)

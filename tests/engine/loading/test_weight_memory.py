@@ -87,7 +87,7 @@ def test_blocks_stay_as_stored_where_widened_ones_do_not_fit(
     x = torch.randn(3, plain.in_features).bfloat16()
     assert torch.equal(ops.linear(x, plain), ops.linear(x, kept))
     load_model(path, dtype=torch.bfloat16, device=CPU, available=least)
-    with pytest.raises(ConfigError, match=r"in bfloat16; .* Free some, or take a smaller model\.$"):
+    with pytest.raises(ConfigError, match=r"in bfloat16; .* Free some memory, or use a smaller model\.$"):
         load_model(path, dtype=torch.bfloat16, device=CPU, available=least - 1)
 
 
@@ -96,13 +96,13 @@ def test_a_refusal_names_the_form_that_fits(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"in bfloat16; .* Try: rootgraft serve --quantization int8_dynamic \(0\.0 G"):
         load_model(path, dtype=torch.bfloat16, device=CPU, available=size(path, "plain") - 1)
     path = file(tmp_path, KINDS.Q4_0)
-    with pytest.raises(ConfigError, match=r"with --quantization gguf; .* Free some, or take a smaller model\.$"):
+    with pytest.raises(ConfigError, match=r"with --quantization gguf; .* Free some memory, or use a smaller model\.$"):
         load_model(path, dtype=torch.bfloat16, device=CPU, weights="stored", available=100)
 
 
 def test_a_gpu_is_advised_no_form_that_it_lacks(tmp_path: Path) -> None:
     path = file(tmp_path, KINDS.BF16)
-    with pytest.raises(ConfigError, match=r"on the GPU beside the least KV\. Free some") as caught:
+    with pytest.raises(ConfigError, match=r"on the GPU beside the smallest KV pool\. Free some") as caught:
         load_model(path, dtype=torch.bfloat16, device=torch.device("cuda"), available=size(path, "plain") - 1)
     assert "--quantization" not in str(caught.value)
 

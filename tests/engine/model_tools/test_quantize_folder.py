@@ -104,7 +104,7 @@ def test_numbers_of_nvfp4_are_the_nearest_and_blocks_share_a_factor(folder: Path
 def test_what_cannot_be_quantised_is_refused_and_leaves_nothing(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     quantize_folder(folder, out, "fp8")
-    with pytest.raises(ModelError, match="its weights are quantised already"):
+    with pytest.raises(ModelError, match="its weights are already quantised"):
         quantize_folder(out, tmp_path / "again", "w8a8")
     with pytest.raises(ConfigError, match="not empty"):
         quantize_folder(folder, out, "fp8")

@@ -126,12 +126,12 @@ def test_requests_that_are_aborted_left_or_cancelled_end(engine: AsyncLLM) -> No
     ("prompt", "params", "more", "words"),
     [
         ("a", SamplingParams(temperature=-1.0), {}, "temperature"),
-        ("a", SamplingParams(repetition_detection={"min_count": 2}), {}, "repetition_detection is not taken"),
+        ("a", SamplingParams(repetition_detection={"min_count": 2}), {}, "repetition_detection is not supported"),
         ("a", SamplingParams(structured_outputs={"regex": "("}), {}, "regex"),
         ({"nonsense": 1}, GREEDY, {}, "nonsense"),
         ("a " * 600, GREEDY, {}, "512"),
         ("a", GREEDY, {"priority": "high"}, "priority must be a whole number, not 'high'"),
-        ("a", GREEDY, {"reasoning_ended": True}, "reasoning_ended is not taken"),
+        ("a", GREEDY, {"reasoning_ended": True}, "reasoning_ended is not supported"),
         ("a", GREEDY, {"lora_request": LoRARequest("no", 9, "/no/such/folder")}, "no"),
     ],
 )  # fmt: skip
@@ -156,7 +156,7 @@ def test_adapters_come_with_requests_and_by_name(engine: AsyncLLM, llm: LLM, ada
         assert [texts(outputs)[0] for outputs in both] == expected and both[0][-1].lora_request == one
         assert await engine.list_loras() == {1, 2}
         assert await engine.pin_lora(2) and await engine.remove_lora(2) and not await engine.remove_lora(2)
-        with pytest.raises(ValueError, match="lora_id 2 is of no loaded adapter"):
+        with pytest.raises(ValueError, match="lora_id 2 is not the id of a loaded adapter"):
             await engine.pin_lora(2)
         with pytest.raises(ValueError):
             await engine.add_lora(LoRARequest("wrong", 3, "/no/such/folder"))
@@ -183,7 +183,7 @@ def test_priorities_cache_and_the_small_methods(engine: AsyncLLM, tiny_model: Pa
             elif row.status == "done":
                 getattr(engine, name)
             else:
-                with pytest.raises(NotOffered, match=re.escape(f"AsyncLLM.{name} is not there: {row.words}.")):
+                with pytest.raises(NotOffered, match=re.escape(f"AsyncLLM.{name} does not exist: {row.words}.")):
                     getattr(engine, name)
         with pytest.raises(AttributeError, match="nonsense"):
             _ = engine.nonsense
@@ -203,7 +203,7 @@ def test_shutdown_ends_what_runs(tiny_model: Path) -> None:
     asyncio.run(ask())
     engine.shutdown()
     assert not engine.is_running and engine.errored and engine.is_stopped
-    with pytest.raises(EngineDead, match="make another one"):
+    with pytest.raises(EngineDead, match="create another one"):
         asyncio.run(engine.check_health())
     with pytest.raises(EngineDead):
         asyncio.run(collect(engine, "a", GREEDY, "0"))

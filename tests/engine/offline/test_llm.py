@@ -164,7 +164,7 @@ def test_what_is_no_prompt_and_no_stop_string_is_a_clear_error(llm: LLM, core: F
     [
         ({"prompts": [b"four"]}, "A prompt of tokens must be a list of token ids"),
         ({"prompts": [[1, True]]}, "A prompt of tokens must be a list of token ids"),
-        ({"prompts": [{"text": "a"}]}, "A prompt of this form is not known: .* 'text'"),
+        ({"prompts": [{"text": "a"}]}, "A prompt cannot have this form: .* 'text'"),
         ({"sampling_params": {"max_tokens": 3}}, "sampling_params must be SamplingParams, or a list with one for each"),
         ({"sampling_params": [None]}, "sampling_params must be SamplingParams"),
         ({"sampling_params": 5}, "sampling_params must be SamplingParams"),

@@ -256,7 +256,7 @@ def test_a_fork_is_told_that_the_engine_is_elsewhere(make: Make) -> None:
         os.kill(child, signal.SIGKILL)
     assert os.waitpid(child, 0)[1] == 0 and has_ended
     step, generate, closed, after = ours.recv()
-    assert step == generate and step.startswith(f"The engine of this LLM runs in process {os.getpid()}, which process")
+    assert step == generate and step.startswith(f"The engine of this LLM runs in process {os.getpid()}, and process")
     assert closed == "None" and "was closed" in after
     finish(llm, running)
     assert tokens_of(running) == expected_tokens([5, 6], 40, VOCAB)

@@ -53,7 +53,7 @@ def test_answers_are_the_greedy_ones_without_the_words(llm: LLM, seed: int) -> N
         ([5], "bad_words must be a list of strings"),
         (["a"] * 257, "bad_words must be at most 256 entries"),
         (["a" * 257], "bad_words must be at most 256, not 257 characters long"),
-        (["\n "], "bad_words must hold words that are more than white space"),
+        (["\n "], "bad_words must hold words with more than white space"),
     ],
 )
 def test_what_is_no_word_is_refused(llm: LLM, words: list[str], said: str) -> None:

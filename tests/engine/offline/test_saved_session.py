@@ -100,7 +100,7 @@ def test_a_request_with_field_probabilities_is_not_paused(pair: tuple[LLM, LLM],
         pair[0].step()
         if core_of(pair[0]).find(next(iter(running.running), 0)) is not None:
             break
-    with pytest.raises(RequestError, match="no logprobs and no field_probabilities"):
+    with pytest.raises(RequestError, match="without logprobs and field_probabilities"):
         pair[0].save_session(running, tmp_path / "session")
     ended(pair[0], running)
     [answer] = running.output().outputs
@@ -143,7 +143,7 @@ def test_what_cannot_be_paused(pair: tuple[LLM, LLM], tmp_path: Path) -> None:
     llm, file = pair[0], tmp_path / "session"
     for params in (SamplingParams(n=2, max_tokens=5), SamplingParams(logprobs=1, max_tokens=5)):
         running = llm.begin(PROMPT, params)
-        with pytest.raises(RequestError, match="one answer, no logprobs"):
+        with pytest.raises(RequestError, match="one answer, without logprobs"):
             llm.save_session(running, file)
         llm.abort(running)
     running = llm.begin(PROMPT, SamplingParams(max_tokens=2))

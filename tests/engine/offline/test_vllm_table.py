@@ -116,7 +116,7 @@ def test_vllms_own_default_is_taken_everywhere(llm: LLM, owner: str, name: str) 
 def test_what_is_refused_says_what_to_do(llm: LLM, owner: str, name: str) -> None:
     with pytest.raises(RequestError) as found:
         call(llm, owner, name, ASKING[name])
-    assert str(found.value) == f"{name} is not taken: {peer_names(owner)[name].words}."
+    assert str(found.value) == f"{name} is not supported: {peer_names(owner)[name].words}."
     assert found.value.param == name
 
 
@@ -129,9 +129,9 @@ def test_what_has_no_effect_is_taken(llm: LLM, owner: str) -> None:
 
 def test_methods_that_are_not_there_say_what_to_do(llm: LLM) -> None:
     for name, row in named("LLM", "refuse"):
-        with pytest.raises(NotOffered, match="is not there") as found:
+        with pytest.raises(NotOffered, match="does not exist") as found:
             getattr(llm, name)
-        assert str(found.value) == f"LLM.{name} is not there: {row.words}."
+        assert str(found.value) == f"LLM.{name} does not exist: {row.words}."
         assert not hasattr(llm, name)
     for name, _ in named("LLM", "inert"):
         getattr(llm, name)()

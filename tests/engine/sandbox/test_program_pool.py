@@ -96,7 +96,7 @@ def test_workers_that_are_killed_over_a_job_are_no_fault_of_the_program(pool, mo
 
     was_run = WorkerProcess.run
     monkeypatch.setattr(WorkerProcess, "run", run)
-    with pytest.raises(CapacityError, match="ask again"):
+    with pytest.raises(CapacityError, match="try again"):
         pool.run(RENDER, 2.0, source("a"))
     assert len(runs) == 2
     monkeypatch.undo()
@@ -139,7 +139,7 @@ async def test_calls_of_a_tenant_leave_threads_to_others_and_hold_them_until_the
     calls = [asyncio.create_task(pool.off_loop(stuck)) for _ in range(6)]
     while threads.slots.num_waiting < 4 or len(begun) < 2:
         await asyncio.sleep(0)
-    with pytest.raises(CapacityError, match="Too many requests wait"):
+    with pytest.raises(CapacityError, match="Too many requests are waiting"):
         await pool.off_loop(stuck)
     for call in calls:
         call.cancel()

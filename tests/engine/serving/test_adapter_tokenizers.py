@@ -148,7 +148,7 @@ def test_what_is_wrong_is_said(tokenizers, tmp_path, monkeypatch):
         return str(error.value)
 
     more = adapter(tmp_path, "more", extended("<|a|>", "<|b|>"), 421)
-    assert "422 tokens, but its embed_tokens 421 rows" in refused("more", more)
+    assert "422 tokens, but its embed_tokens has 421 rows" in refused("more", more)
     broken = adapter(tmp_path, "broken", PLAIN)
     (tmp_path / "adapters/broken/tokenizer.json").write_text("{")
     assert "tokenizer.json cannot be read as JSON" in refused("broken", broken)
@@ -166,7 +166,7 @@ def test_what_is_wrong_is_said(tokenizers, tmp_path, monkeypatch):
     far = tmp_path / "cache" / "content"
     far.mkdir(parents=True)
     info = AdapterInfo("far", str(far), "ready", "host", vocab_size=ROWS + 2)
-    assert "2 tokens more" in refused("far", info)
+    assert "2 more tokens" in refused("far", info)
 
 
 def test_few_unused_tokenizers_stay_in_memory(tokenizers, tmp_path, monkeypatch):

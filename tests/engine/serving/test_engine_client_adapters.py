@@ -52,7 +52,7 @@ async def test_load_use_replace_unload(adapted_llama):
     await asyncio.gather(*(client.load_adapter(name, str(adapted_llama / name)) for name in ("twin_a", "twin_b")))
     plain, first, second = await asyncio.gather(*(session.ask(name) for name in (None, "twin_a", "twin_b")))
     assert plain != first != second != plain
-    with pytest.raises(RequestError, match="loaded already"):
+    with pytest.raises(RequestError, match="already loaded"):
         await client.load_adapter("twin_a", str(adapted_llama / "twin_b"))
     await client.load_adapter("twin_a", str(adapted_llama / "twin_b"), replace=True)
     assert client.adapters["twin_a"].path == str(adapted_llama / "twin_b")

@@ -43,7 +43,7 @@ async def test_calls_that_wait_are_bounded(hang: threading.Event, monkeypatch: p
     monkeypatch.setattr(request_threads, "THREADS", TenantThreads(2, "few", 4))
     running = [asyncio.create_task(of("a", hang.wait)) for _ in range(3)]
     await asyncio.sleep(0)
-    with pytest.raises(CapacityError, match="ask again"):
+    with pytest.raises(CapacityError, match="try again"):
         await asyncio.create_task(of("a", hang.wait))
     assert await asyncio.create_task(of("b", lambda: 1)) == 1
     hang.set()

@@ -38,7 +38,7 @@ def test_what_the_file_recommends(tmp_path: Path) -> None:
     assert found.ignored == ()
     assert found.applied == (
         "sampling defaults of generation_config.json: temperature 0.7, top_p 0.8, top_k 20, min_p 0.05, "
-        "repetition_penalty 1.05, max_new_tokens 300 (--generation-config vllm: none)"
+        "repetition_penalty 1.05, max_new_tokens 300 (--generation-config vllm turns them off)"
     )
 
 
@@ -123,8 +123,8 @@ def test_what_a_gguf_file_recommends(tmp_path: Path) -> None:
     found = read_sampling_defaults(EngineConfig(), path)
     assert found.defaults == SamplingDefaults(**QWEN, min_p=0.05) and found.ignored == ()
     assert found.applied == (
-        "sampling defaults of general.sampling: temperature 0.7, top_p 0.8, top_k 20, min_p 0.05, "
-        "repetition_penalty 1.05 (--generation-config vllm: none)"
+        "sampling defaults of general.sampling: temperature 0.7, top_p 0.8, top_k 20, min_p 0.05, repetition_penalty "
+        "1.05 (--generation-config vllm turns them off)"
     )
     neutral = DefaultsRead(SamplingDefaults())
     assert read_sampling_defaults(EngineConfig(generation_config="vllm"), path) == neutral

@@ -105,7 +105,7 @@ def test_other_models_are_refused_by_name(tmp_path: Path, options: dict[str, Any
 
 
 def test_other_classes_are_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"is read for LlamaTokenizer, .*not for 'T5Tokenizer'"):
+    with pytest.raises(ModelError, match=r"is supported for LlamaTokenizer, .*not for 'T5Tokenizer'"):
         Tokenizer.load(folder(tmp_path, tokenizer_class="T5Tokenizer"))
     assert Tokenizer.load(folder(tmp_path, auto_map={"AutoTokenizer": ["x.py"]})).vocab_size == 400
 

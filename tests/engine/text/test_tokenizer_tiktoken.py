@@ -147,7 +147,7 @@ def test_special_tokens_of_qwen_are_in_no_file(other: tuple[Tokenizer, tiktoken.
         (
             None,
             {"tokenizer_class": "QWenTokenizer"},
-            "QWenTokenizer' is of qwen.tiktoken, and the folder has tikto",
+            "QWenTokenizer' needs qwen.tiktoken, but the folder has tikto",
         ),
         (["x"], {}, "line 1 is not a token in base64 and its rank"),
         (["YQ== 0", "*** 1"], {}, "line 2 is not a token"),

@@ -47,7 +47,7 @@ def test_ranks_of_a_replica_are_on_one_machine(option: str, tmp_path: Path) -> N
     """Two machines with a GPU each have no room for a replica of two ranks, and the refusal says why."""
     wanted = resources_of(EngineConfig(device="cuda", **{option: 2}), tmp_path, has_gpu=True)
     check_room([{"CPU": 8.0, "GPU": 2.0}], wanted, 1)
-    with pytest.raises(ConfigError, match=r"room for 0: 2 machines .* All 2 ranks of a replica have to be on one"):
+    with pytest.raises(ConfigError, match=r"room for 0: 2 machines .* All 2 ranks of a replica must run on one"):
         check_room([{"CPU": 8.0, "GPU": 1.0}] * 2, wanted, 1)
 
 
@@ -139,10 +139,10 @@ def test_the_option_is_none_by_default() -> None:
 @pytest.mark.parametrize("address", ["auto", "head:6379"])
 def test_a_cluster_is_told_what_its_replicas_compute_on(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "version", lambda name: "2.60.0")
-    with pytest.raises(ConfigError, match="--device is auto; with --ray-address it is cpu or cuda"):
+    with pytest.raises(ConfigError, match="--device is auto; with --ray-address it must be cpu or cuda"):
         ray_fleet(EngineConfig(), Path("m"), ServerConfig(ray_address=address).fleet_options)
     with pytest.raises(
-        ConfigError, match="--hf-overrides makes a folder on this machine, which nodes of --ray-address"
+        ConfigError, match="--hf-overrides creates a folder on this machine that the other nodes of --ray-address"
     ):
         ray_fleet(
             EngineConfig(device="cpu", hf_overrides='{"a": 1}'),

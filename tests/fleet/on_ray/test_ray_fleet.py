@@ -59,7 +59,7 @@ def test_no_stream_is_lost_with_a_machine(tiny_llama: Path, tmp_path: Path) -> N
     facts = play(tiny_llama, tmp_path, "machines")
     assert facts["equal"] and facts["ends"] == ["LENGTH"] and facts["lengths"] == [400]
     assert facts["lost"] == 1 and facts["replays"] >= 1 and facts["left"] == []
-    assert "All 2 ranks of a replica have to be on one machine" in facts["refusal"]
+    assert "All 2 ranks of a replica must run on one machine" in facts["refusal"]
 
 
 def test_fleets_of_two_models_share_one_ray(tiny_llama: Path, tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def test_workers_that_are_killed_from_outside_are_no_fault_of_the_grammar(servic
 def test_a_grammar_over_which_every_worker_ends_itself_is_refused(service, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(WorkerHandle, "compile", _die_by(signal.SIGABRT, 2))
-        with pytest.raises(GrammarTimeout, match="ends the compiler"):
+        with pytest.raises(GrammarTimeout, match="crashes the compiler"):
             service.compile(GrammarSpec.json_schema({"const": "aborts"})).result(HANG_SECONDS)
 
 

@@ -587,7 +587,7 @@ def test_an_array_and_an_object_in_one_place_have_languages_of_their_own() -> No
 
 
 def test_only_one_form_of_calls_has_no_memory() -> None:
-    with pytest.raises(GrammarError, match="no others are remembered here"):
+    with pytest.raises(GrammarError, match="which is the limit here"):
         found = tool_output_format(TOOLS, "auto", FORMATS["gemma4"], None, parallel=False)
         assert found is not None
         compile(found.spec, BYTES)

@@ -85,7 +85,7 @@ def test_an_adapter_means_what_its_version_of_peft_trained(
         check_logits(case, version, folder, bases)
         edit(folder, peft_version=None)
         if is_either:
-            assert "fit its experts' inputs and outputs either way round" in str(refusal(folder, case, bases))
+            assert "fit its experts' inputs and outputs in either order" in str(refusal(folder, case, bases))
         else:
             check_logits(case, version, folder, bases)
 

@@ -112,7 +112,7 @@ def test_the_model_field_chooses_the_adapter(client: openai.OpenAI, folder: Path
         adapter = None if name == "base" else name
         [output] = llm.generate("the fox", params, adapter=adapter, use_tqdm=False)
         assert output.outputs[0].text == text
-    with pytest.raises(RequestError, match="loaded already"):
+    with pytest.raises(RequestError, match="already loaded"):
         llm.load_adapter("one", str(folder / "adapters" / "two"))
     llm.load_adapter("sourced", f"file://{folder}/adapters/two")
     [output] = llm.generate("the fox", params, adapter="sourced", use_tqdm=False)
@@ -382,7 +382,7 @@ def test_of_a_source_no_tokenizer_is_read(http: httpx.Client, folder: Path) -> N
     body = {"lora_name": "far", "lora_path": f"file://{folder}/elsewhere/chatty"}
     loaded = http.post("/v1/load_lora_adapter", json=body)
     assert (loaded.status_code, loaded.json()["error"]["code"]) == (400, "adapter_not_supported")
-    assert "4 tokens more" in loaded.text
+    assert "4 more tokens" in loaded.text
     assert "far" not in {each["name"] for each in http.get("/v1/adapters").json()["data"]}
 
 
@@ -403,7 +403,7 @@ def test_offline_an_adapter_has_its_own_tokens_too(folder: Path) -> None:
     with pytest.raises(RequestError):
         llm.generate([[443]], params, adapter="one", use_tqdm=False)
     for replace, name in ((True, "chatty"), (False, "new")):
-        with pytest.raises(RequestError, match="445 tokens, but its embed_tokens 444 rows"):
+        with pytest.raises(RequestError, match="445 tokens, but its embed_tokens has 444 rows"):
             llm.load_adapter(name, "unfit", replace=replace)
     [still] = llm.chat([{"role": "user", "content": "foxes"}], params, adapter="chatty", use_tqdm=False)
     assert still.outputs[0].token_ids == said.outputs[0].token_ids
@@ -430,7 +430,7 @@ def test_a_prompt_made_before_a_load_in_place_is_not_read_by_the_tokens_of_after
     [said] = llm.generate("foxes", params, adapter="word", use_tqdm=False)
     assert list(said.prompt_token_ids) == [443]
     llm.load_adapter("word", "after", replace=True)
-    with pytest.raises(AdapterUnavailable, match="'word' has another tokenizer"):
+    with pytest.raises(AdapterUnavailable, match="The tokenizer of the adapter 'word' differs"):
         llm.generate("foxes", params, adapter="word", use_tqdm=False)
     monkeypatch.setattr(AdapterTexts, "of", texts_of)
     [said] = llm.generate("hound", params, adapter="word", use_tqdm=False)

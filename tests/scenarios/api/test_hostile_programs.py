@@ -89,7 +89,7 @@ def test_a_chat_template(live: Live, clients: ThreadPoolExecutor, monkeypatch: p
         check_that_others_are_served(live, hostile)
         worker.kill()
         reply: httpx.Response = hostile.result(HANG_SECONDS)
-    assert reply.status_code == 503 and "ask again" in reply.json()["error"]["message"]
+    assert reply.status_code == 503 and "try again" in reply.json()["error"]["message"]
 
 
 def test_templates_of_one_tenant_leave_processes_to_others(

@@ -113,7 +113,7 @@ def test_refusals_of_the_compiler_name_the_field(live: Live, stream: bool) -> No
                 assert reply.status_code == 400
                 error = reply.json()["error"]
                 assert error["param"] == field and error["code"] == "invalid_value"
-                assert error["message"] == f"'{field}' cannot be promised: 'not' at '/properties/a/not': no."
+                assert error["message"] == f"'{field}' cannot be enforced: 'not' at '/properties/a/not': no."
                 assert (error["keyword"], error["pointer"], error["reason"]) == ("not", "/properties/a/not", "no")
 
 

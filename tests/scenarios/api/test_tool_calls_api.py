@@ -411,7 +411,7 @@ def test_refused_schemas_name_tool_keyword_and_pointer(live: Live, choice: Any) 
     assert reply.status_code == 400
     error = reply.json()["error"]
     assert error["param"] == "tools[1].function.parameters"
-    assert error["message"] == ("'tools[1].function.parameters' cannot be promised: 'not' at '/properties/x/not': no.")
+    assert error["message"] == ("'tools[1].function.parameters' cannot be enforced: 'not' at '/properties/x/not': no.")
     assert (error["keyword"], error["pointer"], error["reason"]) == ("not", "/properties/x/not", "no")
 
 

@@ -76,7 +76,7 @@ def test_list_tells_size_format_and_what_a_model_is_served_with(
     assert list(models) == ["org/adapter", "org/bert", "org/bits", "org/half", "org/whole", "SmolLM2-135M-Instruct"]
     assert models["org/whole"]["format"] == "safetensors bfloat16" and not models["org/whole"]["fault"]
     assert models["org/whole"]["size"] > 5000
-    assert models["org/half"]["fault"] == "model.safetensors is missing: rootgraft pull fetches what is not there"
+    assert models["org/half"]["fault"] == "model.safetensors is missing: rootgraft pull fetches the missing files"
     assert "BertModel" in models["org/bert"]["fault"]
     assert "serve org/whole with --enable-lora --lora-modules" in models["org/adapter"]["fault"]
     assert models["org/bits"]["format"].startswith("GGUF ") and models["org/bits"]["model"].endswith("model.gguf")
@@ -159,7 +159,7 @@ def test_rm_deletes_nothing_outside_of_the_caches(caches: tuple[Path, Path], tmp
     for name in ("org/mine", "link", "../../precious.gguf", str(precious), "org", ".", "/"):
         assert main(["rm", name, "--yes"]) == 1, name
     assert precious.exists() and (outside / "refs" / "main").exists()
-    assert "leads out of the cache" in capsys.readouterr().err
+    assert "is outside the cache" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("place", ["path", "more_paths"])

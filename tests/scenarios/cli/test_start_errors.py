@@ -103,7 +103,7 @@ def test_a_disk_that_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
         ("raise ImportError('libtorch.so: not found', name='torch')", ConfigError, r"torch cannot be imported: libtorch\.so: not found\. Try: .* -m pip install --force-reinstall 'torch"),
         ("raise OSError('libcudart.so.13: cannot open')", ConfigError, r"torch cannot be imported: libcudart\.so\.13"),
         ("import os; os.kill(os.getpid(), 9)", EngineDead, r"it was killed, as the system does when memory runs out.* Try: rootgraft serve --quantization"),
-        ("import os; os.kill(os.getpid(), 4)", EngineDead, r"by signal 4 \(SIGILL\); its own lines above say why\. Try: rootgraft doctor"),
+        ("import os; os.kill(os.getpid(), 4)", EngineDead, r"by signal 4 \(SIGILL\); its lines above give the reason\. Try: rootgraft doctor"),
         ("import os; os._exit(3)", EngineDead, r"with exit status 3; .* Try: rootgraft doctor"),
     ],
 )  # fmt: skip
@@ -143,13 +143,13 @@ def test_a_model_beyond_the_memory(fault: Exception, monkeypatch: pytest.MonkeyP
         raise fault
 
     monkeypatch.setattr(EngineCore, "load", load)
-    with pytest.raises(ConfigError, match=r"does not fit the memory .* Try: rootgraft serve --quantization int8"):
+    with pytest.raises(ConfigError, match=r"does not fit into memory .* Try: rootgraft serve --quantization int8"):
         engine_process._load(EngineConfig(device="cpu"), tmp_path)
     with monkeypatch.context() as patch:  # not even torch can be imported
         patch.setattr(engine_process, "check_room", no_memory)
-        with pytest.raises(ConfigError, match=r"does not fit the memory \(\[Errno 12\]"):
+        with pytest.raises(ConfigError, match=r"does not fit into memory \(\[Errno 12\]"):
             engine_process._load(EngineConfig(device="cpu"), tmp_path)
-    with pytest.raises(ConfigError, match=r"does not fit the memory .* what else uses the GPU") as caught:
+    with pytest.raises(ConfigError, match=r"does not fit into memory .* other programs on the GPU") as caught:
         engine_process._load(EngineConfig(device="cuda"), tmp_path)
     assert "--quantization" not in str(caught.value), "a GPU refuses it"
     fault = RuntimeError("a bug")
@@ -230,15 +230,21 @@ WRONG_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a rank": (
         {"enable_lora": True, "lora_modules": ("sql=fitting",), "max_lora_rank": 1},
-        r"--lora-modules sql=.*: model\.layers\.0\..* has rank 3; at most 1 is taken \(--max-lora-rank\)\.",
+        r"--lora-modules sql=.*: model\.layers\.0\..* has rank 3; the limit is 1 \(--max-lora-rank\)\.",
     ),
     "another base": (
         {"enable_lora": True, "lora_modules": ("sql=wider",)},
         r"--lora-modules sql=.*: A of .* has shape \[3, 64\]; by the config's rank .* it must be \[3, 48\]\.",
     ),
-    "a name": ({"enable_lora": True, "lora_modules": ("a b=fitting",)}, r"--lora-modules a b=.*cannot name an adapter"),
+    "a name": (
+        {"enable_lora": True, "lora_modules": ("a b=fitting",)},
+        r"--lora-modules a b=.*is not a name for an adapter",
+    ),
     "length": ({"max_model_len": 9999}, r"--max-model-len 9999 is beyond the model's own limit, 512\. Try: "),
-    "pool": ({"max_model_len": 100, "num_gpu_blocks_override": 5}, r"does not fit the KV pool, which holds 63 tokens"),
+    "pool": (
+        {"max_model_len": 100, "num_gpu_blocks_override": 5},
+        r"does not fit into the KV pool, which holds 63 tokens",
+    ),
     "no pool": ({"num_gpu_blocks_override": 2, "block_size": 1}, r"No memory is left for the KV pool: 2 pages"),
     "KV of 8 bits": ({"kv_cache_dtype": "int8", "block_size": 8}, r"needs a --block-size of a multiple of 16, not 8\."),
     "draft": ({"speculative_config": '{"model": "/none"}'}, r"The model of --speculative-config: there is no folder"),
@@ -266,7 +272,9 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for built_for, reason in ((None, "this torch is built for CPUs"), ("13.0", "no CUDA device is visible")):
         monkeypatch.setattr(torch.version, "cuda", built_for)
-        with pytest.raises(ConfigError, match=rf"{reason}; --device cpu serves without\. Try: rootgraft doctor"):
+        with pytest.raises(
+            ConfigError, match=rf"{reason}\. Use --device cpu to serve without a GPU\. Try: rootgraft doctor"
+        ):
             device.choose_device(EngineConfig(device="cuda"))
 
 

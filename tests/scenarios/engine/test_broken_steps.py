@@ -209,7 +209,7 @@ def test_a_broken_step_fails_all_sequences_and_says_why(root: Path, overlaps: bo
     client.run()
     assert client.tokens == said, "tokens of a step that was not returned"
     assert {type(end) for end in client.ends.values()} == {Failed}
-    assert client.ends[0].message == "A step of the engine failed (RuntimeError), and all its requests with it."
+    assert client.ends[0].message == "A step of the engine failed (RuntimeError), and so did all its requests."
     assert client.core.stats()["pages_cached"] == 0, "what the broken step has left in the tree is not trusted"
     client.core.close()
 

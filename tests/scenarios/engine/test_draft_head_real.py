@@ -189,20 +189,24 @@ def changed(folder: Path, head: Path, config: dict[str, Any] | None = None, **te
     [
         ({"vocab_size": 100}, {}, "vocab_size must be that of its model, 101, not 100"),
         ({"num_hidden_layers": 2}, {}, "num_hidden_layers must be 1, not 2"),
-        ({"norm_before_fc": True}, {}, "norm_before_fc must be left out: this part of a head is not computed"),
+        ({"norm_before_fc": True}, {}, "norm_before_fc must be absent: this part of a head is not supported"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, {}, "use_aux_hidden_state must be true, not False"),
         (
             {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2]}},
             {},
-            r"must ascend within 0 to 1; they are \[0, 2\]",
+            r"must be in ascending order and from 0 to 1, not \[0, 2\]",
         ),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 0]}}, {}, "must ascend within 0 to 1"),
-        ({"eagle_config": None}, {}, r"must ascend within 0 to 1; they are \[2, 1, -1\]"),
-        ({}, {"d2t": None}, "lacks d2t, by which its 61 tokens are found in the model's"),
-        ({}, {"d2t": torch.arange(61)}, "d2t must lead 61 tokens to ascending ones below 101"),
-        ({}, {"fc__weight": torch.zeros(64, 192)}, r"model.fc.weight has shape \(64, 192\), but the config makes it"),
+        (
+            {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 0]}},
+            {},
+            "must be in ascending order and from 0 to 1",
+        ),
+        ({"eagle_config": None}, {}, r"must be in ascending order and from 0 to 1, not \[2, 1, -1\]"),
+        ({}, {"d2t": None}, "lacks d2t, which maps its 61 tokens to the model's"),
+        ({}, {"d2t": torch.arange(61)}, "d2t must map 61 tokens to ascending token ids below 101"),
+        ({}, {"fc__weight": torch.zeros(64, 192)}, r"model.fc.weight has shape \(64, 192\), but the config requires"),
         ({}, {"midlayer__extra__weight": torch.zeros(3)}, "tensors that this architecture does not use: .*extra"),
-        ({"hidden_size": 32}, {"embed_tokens__weight": None}, "hidden_size must be that of its model, 64, whose emb"),
+        ({"hidden_size": 32}, {"embed_tokens__weight": None}, "hidden_size must be that of its model, 64, because"),
     ],
 )
 def test_what_is_not_computed_is_refused_by_name(
@@ -215,9 +219,9 @@ def test_what_is_not_computed_is_refused_by_name(
 
 def test_models_without_a_head_are_refused(adapted: Path, head: Path) -> None:
     target = adapted / "llama"
-    with pytest.raises(ConfigError, match="model of --speculative-config is no EAGLE-3 head: llama has neither"):
+    with pytest.raises(ConfigError, match="model of --speculative-config is not an EAGLE-3 head: llama has neither"):
         load(target, {"method": "eagle3", "model": str(target)}, num_gpu_blocks_override=20)
-    with pytest.raises(ConfigError, match="is a head, of which --load-format dummy makes nothing"):
+    with pytest.raises(ConfigError, match="is a head, which --load-format dummy cannot create"):
         load(target, {"model": str(head)}, num_gpu_blocks_override=20, load_format="dummy")
     with pytest.raises(ConfigError, match="is a head, which reads hidden states that --model-impl transformers"):
         load(target, {"model": str(head)}, num_gpu_blocks_override=20, model_impl="transformers")

@@ -140,7 +140,7 @@ def a_bug_in_the_text_of_one_token(world: World) -> None:
 
 @fault
 def a_grammar_is_refused(world: World) -> None:
-    world.compiles.errors.append(GrammarError("not", "/not", "cannot be promised"))
+    world.compiles.errors.append(GrammarError("not", "/not", "cannot be enforced"))
     world.ask(grammar=SPECS[0])
 
 

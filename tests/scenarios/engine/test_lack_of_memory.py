@@ -36,7 +36,7 @@ def test_a_vocabulary_without_memory_is_built_for_the_next_request(monkeypatch: 
         patch.setattr(structured_output.resources, "check_room", refuse)
         manager = StructuredOutputManager(TEXTS, (95,), 96, 8)
         found = compiled(manager)
-        assert isinstance(found, CapacityError) and "ask again" in str(found)
+        assert isinstance(found, CapacityError) and "try again" in str(found)
     assert not isinstance(compiled(manager), Exception)
     manager.close()
 
@@ -62,6 +62,6 @@ def test_an_adapter_without_memory_is_loaded_for_the_next_request(
     with monkeypatch.context() as patch:
         patch.setattr(read_adapter, "read_tensors", fail)
         result = loaded(pool)
-        assert isinstance(result.error, AdapterLimit) and "ask again" in str(result.error)
+        assert isinstance(result.error, AdapterLimit) and "try again" in str(result.error)
     assert loaded(pool).version is not None
     pool.close()

@@ -157,7 +157,7 @@ def test_too_little_memory_for_its_kv_is_refused(folders: dict[str, Path]) -> No
     page, own = 16 * 1024, 4096  # bytes of the model's pages and of the module's
     assert draft_pages(config, 2 * (page + own), page, draft) == (2, 2 * own)
     with pytest.raises(
-        ConfigError, match=r"^Method mtp of --speculative-config finds no memory for its KV in 0\.00 GiB"
+        ConfigError, match=r"^Method mtp of --speculative-config does not have enough memory for its KV in 0\.00 GiB"
     ):
         draft_pages(config, 2 * (page + own) - 1, page, draft)
 
@@ -185,12 +185,16 @@ def changed(folder: Path, base: Path, config: dict[str, Any], **tensors: Tensor 
     ("config", "tensors", "message"),
     [
         ({}, {"eh_proj__weight": None}, r"The checkpoint lacks model.layers.2.eh_proj.weight\."),
-        ({}, {"enorm__weight": torch.ones(32)}, r"model.layers.2.enorm.weight has shape \(32,\), but the config makes"),
+        (
+            {},
+            {"enorm__weight": torch.ones(32)},
+            r"model.layers.2.enorm.weight has shape \(32,\), but the config requires",
+        ),
         ({}, {"mixer__weight": torch.ones(2)}, "does not use: model.layers.2.mixer.weight"),
         (
             {"num_nextn_predict_layers": 2},
             {},
-            "config.json: num_nextn_predict_layers, the number of MTP modules, must be 1 to draft by one; it is 2",
+            "config.json: num_nextn_predict_layers, the number of MTP modules, must be 1 to draft with one, not 2",
         ),
     ],
 )
@@ -214,18 +218,18 @@ def test_a_checkpoint_without_a_module_is_refused(folders: dict[str, Path], tmp_
 
 
 def test_random_weights_have_no_module(folders: dict[str, Path]) -> None:
-    message = "reads a module of the checkpoint, of which --load-format dummy makes nothing"
+    message = "reads a module of the checkpoint, which --load-format dummy cannot create"
     with pytest.raises(ConfigError, match=f"^Method mtp of --speculative-config {message}"):
         load(folders["glm4_moe"] / "base", MTP, num_gpu_blocks_override=20, load_format="dummy")
 
 
 def test_models_of_other_kinds_are_refused(tmp_path: Path) -> None:
     base("native_llama", tmp_path)
-    message = "MTP modules are computed of BailingMoeV2.*, Qwen3_5MoeForCausalLM; LlamaForCausalLM has none"
+    message = "MTP modules are supported for BailingMoeV2.*, Qwen3_5MoeForCausalLM; LlamaForCausalLM has none"
     with pytest.raises(ModelError, match=f"^Method mtp of --speculative-config: {message}"):
         load(tmp_path / "native_llama", MTP, num_gpu_blocks_override=20)
     save("nemotron_h", tmp_path / "nemotron_h")
-    with pytest.raises(ModelError, match=r"; those of NemotronHForCausalLM are not\.$"):
+    with pytest.raises(ModelError, match=r"; the one of NemotronHForCausalLM is not supported\.$"):
         load(tmp_path / "nemotron_h", MTP, num_gpu_blocks_override=20)
     message = "reads hidden states that --model-impl transformers does not give"
     with pytest.raises(ConfigError, match=f"^Method mtp of --speculative-config {message}"):

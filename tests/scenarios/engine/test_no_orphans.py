@@ -231,4 +231,4 @@ def test_an_engine_whose_server_is_gone_ends(hang: str) -> None:
 def test_threads_that_stay_keep_no_process() -> None:
     command = [sys.executable, "-P", "-c", THREAD_THAT_STAYS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
-    assert (done.returncode, done.stderr) == (7, "What is tested has not ended after 0.1 s: the process ends\n")
+    assert (done.returncode, done.stderr) == (7, "What is tested has not ended after 0.1 s: ending the process\n")

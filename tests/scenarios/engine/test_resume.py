@@ -329,7 +329,7 @@ def test_the_end_within_the_budget_is_planned_alike_from_any_token(
     ("generated", "params", "says"),
     [
         (3, SamplingParams(max_tokens=3), r"fewer tokens than max_tokens \(3\)"),
-        (395, SamplingParams(max_tokens=1000), r"than fit the model \(395\)"),
+        (395, SamplingParams(max_tokens=1000), r"than the model has room for \(395\)"),
     ],
 )
 def test_an_output_that_is_whole_has_no_next_token(

@@ -99,7 +99,7 @@ def test_a_silent_follower_fails_the_requests_and_nothing_is_left(ranks: LLM) ->
         while not running.is_done:
             ranks.step()
         running.check()
-    with pytest.raises(EngineDead, match="all ranks end"):
+    with pytest.raises(EngineDead, match="ending all ranks"):
         ranks.generate(["ab"], use_tqdm=False)
     ranks.close()
     assert not followers_of(os.getpid())

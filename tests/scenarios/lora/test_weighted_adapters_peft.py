@@ -139,7 +139,7 @@ def test_what_does_not_combine_is_refused_by_name(llm: LLM, name: str, option: s
 @pytest.mark.parametrize(
     ("adapter", "fault"),
     [
-        ("a:0.5+a:0.5", "named twice"),
+        ("a:0.5+a:0.5", "given twice"),
         ("a:0.5+b:100.1", "from -100 to 100"),
         ("+".join(f"x{number}:1" for number in range(9)), "At most 8"),
         ("a:0.1+b:0.1+c:0.1+d:0.1", "d"),

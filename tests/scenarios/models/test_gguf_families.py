@@ -211,7 +211,7 @@ def test_language_models_of_multimodal_files(architecture: str, key: str, tmp_pa
                 "add_expert_group_count": None,
                 "add_expert_count": lambda writer, _: writer.add_uint32("deepseek2.expert_count", 65),
             },
-            "expert_group_count must be there with so many experts",
+            "expert_group_count must be set for so many experts",
         ),
         ({"add_rope_scaling_yarn_log_mul": None}, "rope.scaling.yarn_log_multiplier must be a number above 0"),
     ],

@@ -166,5 +166,5 @@ def test_adapter_in_shards(tmp_path: Path) -> None:
         own.read(str(folder))
     files[1].write_bytes(second)
     (folder / "adapter_model-00001-of-00002.safetensors").write_bytes(second)
-    with pytest.raises(AdapterError, match="by their names they are of 2, 3"):
+    with pytest.raises(AdapterError, match="according to their names they belong to 2, 3"):
         own.read(str(folder))

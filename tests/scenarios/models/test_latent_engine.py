@@ -97,7 +97,7 @@ def test_short_sequences_need_no_index(indexed: Path) -> None:
     core.close()
     gpu = torch.device("cuda")
     check_index(read_model_config(indexed).up_to(12), gpu)
-    with pytest.raises(ConfigError, match=r"not computed on a GPU beyond 12 tokens.* --max-model-len 12"):
+    with pytest.raises(ConfigError, match=r"not supported on a GPU beyond 12 tokens.* --max-model-len 12"):
         check_index(read_model_config(indexed), gpu)
 
 

@@ -72,7 +72,7 @@ def test_a_tensor_that_is_there_by_both_names_is_refused(published: Path, tmp_pa
     tensors["model.layers.0.mlp.up_proj.weight"] = tensors["transformer.h.0.mlp.c_fc_1.weight"].clone()
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_bytes((published / "config.json").read_bytes())
-    with pytest.raises(ModelError, match=r"The tensor model.layers.0.mlp.up_proj.weight is there twice"):
+    with pytest.raises(ModelError, match=r"The tensor model.layers.0.mlp.up_proj.weight appears twice"):
         load_model(tmp_path, dtype=torch.float32, device=CPU)
 
 
@@ -167,7 +167,7 @@ def test_ranks_of_the_code_have_the_logits_of_one(code_model: tuple[CodeModel, P
     torch.testing.assert_close(run_ranks(2, logits)[0], theirs, rtol=1e-4, atol=1e-4 * theirs.abs().max().item())
     if model.grouped:
         with pytest.raises(
-            ConfigError, match=r"does not divide .*2 KV heads, whose rows are among those of their queries"
+            ConfigError, match=r"does not divide .*2 KV heads, which are stored in one tensor with their queries"
         ):
             check_split(config, 6)
 

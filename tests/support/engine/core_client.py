@@ -120,7 +120,7 @@ class CoreClient:
             raise AdapterUnavailable(f"{self.most_adapters} adapters are loaded, which is the limit.")
         self.public_names[name] = of or name
         if name in self.adapters and not replace:
-            raise RequestError(f"The adapter {name!r} is loaded already.", param="name")
+            raise RequestError(f"The adapter {name!r} is already loaded.", param="name")
         if path in self.refused:
             raise RequestError(f"The adapter {path!r} cannot be loaded.", param="path")
         self.trusted.append((name, trusted))

@@ -194,7 +194,7 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "modules_to_save": (config(modules_to_save=["lm_head"]), "modules_to_save"),
     "modules_to_save a text": (config(modules_to_save="lm_head"), "modules_to_save must"),
     "modules_to_save an empty name": (config(modules_to_save=[""]), "empty name"),
-    "modules_to_save of a linear": (tensors({"modules_to_save": ["k_proj"]}), "no other whole matrix"),
+    "modules_to_save of a linear": (tensors({"modules_to_save": ["k_proj"]}), "the only whole matrices"),
     "modules_to_save of an activated": (
         config(modules_to_save=["layernorm"], alora_invocation_tokens=[1]),
         "modules_to_save and alora",
@@ -208,7 +208,7 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "an embedding with less tokens than the head": (
         tensors(SAVED, head=torch.ones(VOCAB, HIDDEN), embed=torch.ones(VOCAB - 1, HIDDEN)),
-        "embed_tokens has 9 tokens and its lm_head 10",
+        "embed_tokens has 9 tokens, but its lm_head has 10",
     ),
     "an embedding twice": (
         tensors(embed=torch.ones(VOCAB, HIDDEN), base_embed=torch.ones(VOCAB, HIDDEN)),

@@ -456,7 +456,7 @@ def test_forms_of_a_published_model_are_told_without_a_download(monkeypatch: pyt
     assert found["files"].command == "rootgraft pull Qwen/Qwen3-8B"
     refused = {each.name: each for each in check_named(EngineConfig(model="zai-org/GLM-5.2:Q4_K_M"))}
     assert refused["GGUF Q4_K_M"].value == "no"
-    assert "GGUF files of GlmMoeDsaForCausalLM are not read" in refused["GGUF Q4_K_M"].reason
+    assert "GGUF files of GlmMoeDsaForCausalLM are not supported" in refused["GGUF Q4_K_M"].reason
     assert refused["16 bits"].status == "ok"
     with pytest.raises(ModelError, match=r"org/name is not on this machine"):
         check_named(EngineConfig(model="org/name"))

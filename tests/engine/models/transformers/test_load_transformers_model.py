@@ -54,10 +54,10 @@ CONFIGS = {
         "code from the model's repository is never run",
     ),
     "an encoder": ({"architectures": ["BertForMaskedLM"], "model_type": "bert"}, "has no causal language model"),
-    "encoder and decoder": ({"is_encoder_decoder": True}, "is_encoder_decoder = True .*: encoders are not computed"),
-    "cross attention": ({"add_cross_attention": True}, "cross attention is not computed"),
+    "encoder and decoder": ({"is_encoder_decoder": True}, "is_encoder_decoder = True .*: encoders are not supported"),
+    "cross attention": ({"add_cross_attention": True}, "cross attention is not supported"),
     "vision": ({"vision_config": {"hidden_size": 4}}, "vision_config = .* multimodal"),
-    "quantised": ({"quantization_config": {"quant_method": "gptq"}}, "quantised weights are not read there"),
+    "quantised": ({"quantization_config": {"quant_method": "gptq"}}, "quantised weights are not supported there"),
     "layers of its own kind": ({"layer_types": ["linear_attention", "full_attention"]}, "layers of linear_attention"),
     "no length": ({"n_positions": 0}, "max_position_embeddings of GPT2LMHeadModel must be a whole number above 0"),
     "a wrong type": ({"n_layer": "two"}, "transformers refuses it"),
@@ -72,8 +72,8 @@ def test_a_config_is_refused(case: str, tmp_path: Path) -> None:
 
 
 OTHERS: dict[str, tuple[dict[str, Any], str]] = {
-    "BloomForCausalLM": ({"n_layer": 1, "hidden_size": 32, "n_head": 2}, "has attention of its own"),
-    "FalconForCausalLM": ({"num_hidden_layers": 1, "hidden_size": 32}, "has attention of its own"),
+    "BloomForCausalLM": ({"n_layer": 1, "hidden_size": 32, "n_head": 2}, "computes its attention outside"),
+    "FalconForCausalLM": ({"num_hidden_layers": 1, "hidden_size": 32}, "computes its attention outside"),
     "MambaForCausalLM": ({"num_hidden_layers": 1, "hidden_size": 32}, "layers of linear_attention"),
     "Llama4ForCausalLM": ({}, "layers of chunked_attention"),
     "Qwen3NextForCausalLM": ({}, "layers of linear_attention"),
@@ -109,7 +109,9 @@ def test_state_beside_attention_is_refused(tmp_path: Path, monkeypatch: pytest.M
         for parameter in model.parameters():
             parameter.normal_(0.0, 0.25, generator=generator)
     model.save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match=r"FalconH1ForCausalLM: .* carries more from token to token"):
+    with pytest.raises(
+        ModelError, match=r"FalconH1ForCausalLM: .* carries more than keys and values from token to token"
+    ):
         load(tmp_path)
 
 
@@ -182,7 +184,7 @@ def test_the_notice_says_what_computes(tmp_path: Path) -> None:
     assert model.notice.startswith(
         f"Implementation: GPT2LMHeadModel of transformers {transformers.__version__}, slower"
     )
-    assert "not compared by tests" not in model.notice
+    assert "our tests do not compare it" not in model.notice
 
 
 def test_bfloat16_stays_near(tmp_path: Path) -> None:
