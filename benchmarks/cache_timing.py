@@ -49,7 +49,7 @@ class Tenant:
         )
 
     def ask(self, prompt: list[int]) -> tuple[float, int]:
-        """Seconds until the first token is there, and the cached tokens that are told. RuntimeError if none comes."""
+        """Return the seconds to the first token, and the reported cached tokens. Raises RuntimeError for no token."""
         begin = time.perf_counter()
         reply = self._http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1, "temperature": 0})
         seconds = time.perf_counter() - begin

@@ -36,7 +36,7 @@ CONFIG = {
     "rms_norm_eps": 1e-6,
     "eos_token_id": 2,
 }
-PARTS = ("linear", "experts", "head")  # of a step, whose bytes are weights
+PARTS = ("linear", "experts", "head")  # Parts of a step that read weights.
 
 
 def measure(options: argparse.Namespace) -> StepTimes:

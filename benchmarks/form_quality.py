@@ -1,4 +1,4 @@
-"""What stored forms of a model cost: perplexity, greedy agreement, schema validity and a task's score.
+"""Measure the quality of a model's stored forms: perplexity, greedy agreement, schema validity and a task's score.
 
     python -m benchmarks.form_quality [--model FILE.gguf] [--peer PYTHON] [--only NAME ...] [--out FILE]
 

@@ -121,7 +121,7 @@ def make_cache(rows: int, context: int, shared: int = 0) -> tuple[Tensor, Tensor
 
 
 def gather_and_sdpa(q: Tensor, k: Tensor, v: Tensor, table: Tensor, context: int, mask: Tensor | None) -> Tensor:
-    """What torch offers: pages gathered, KV heads repeated, one call of its fused attention."""
+    """Compute attention with torch's ops: pages gathered, KV heads repeated, one call of its fused attention."""
     rows, group = table.shape[0], HEADS // KV_HEADS
     gathered = (cache[table].transpose(1, 2).flatten(2, 3)[:, :, :context] for cache in (k, v))
     keys, values = (cache.repeat_interleave(group, 1) for cache in gathered)
@@ -130,7 +130,7 @@ def gather_and_sdpa(q: Tensor, k: Tensor, v: Tensor, table: Tensor, context: int
 
 
 def in_int8(cache: Tensor) -> Tensor:
-    """Room for as many cells of 8 bits, with numbers in it."""
+    """Return memory for the same number of 8-bit cells, filled with numbers."""
     shape = (*cache.shape[:-1], cache.shape[-1] + int8_kv_layout.SCALE_BYTES)
     numbers = torch.randint(0, 256, shape, dtype=int8_kv_layout.DTYPE)
     numbers.flatten(2)[..., PAGE * HEAD_DIM :].view(torch.float32).fill_(0.01)

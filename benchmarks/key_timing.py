@@ -71,7 +71,7 @@ def in_a_loop(left: bytes, right: bytes) -> bool:
 
 
 def as_memory(left: bytes, right: bytes) -> bool:
-    """As ``==`` does it, block by block."""
+    """Compare block by block, like ``==``."""
     return left == right
 
 
@@ -117,7 +117,7 @@ def welch(left: np.ndarray, right: np.ndarray) -> float:
 
 
 def judged(times: dict[str, list[int]]) -> dict[str, Any]:
-    """What can be told from the times of the kinds."""
+    """Return what the times of the kinds reveal."""
     kinds = {kind: np.array(times[kind], dtype=float) for kind in ("0", "1", "half", "all but one")}
     limit = np.quantile(np.concatenate(list(kinds.values())), 0.95)
     cropped = {kind: values[values < limit] for kind, values in kinds.items()}

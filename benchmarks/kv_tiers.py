@@ -1,4 +1,4 @@
-"""What KV on disk gains and costs: a restart, a working set larger than the pool, and prompts that never come again.
+"""Measure KV on disk: after a restart, with a working set larger than the pool, and with prompts that never recur.
 
     export PYTHONPATH=tests
     python -m benchmarks.kv_tiers [--model M] [--prompts 5] [--documents 8] [--tokens 1000] [--rounds 3] [--out FILE]
@@ -44,15 +44,15 @@ from rootgraft.engine.kv_cache.write_admission import WRITTEN_POOLS
 from rootgraft.engine.messages import Done, Submit
 from rootgraft.engine.types import SamplingParams as EngineParams
 
-_TOKEN_BYTES = 23_040  # of KV of SmolLM2-135M
+_TOKEN_BYTES = 23_040  # Bytes of a token's KV in SmolLM2-135M.
 _TURN = 4  # prompts that an engine is asked without a pause
 _POOL = 8  # prompts for which the pool has room, where none comes again
-_VOCAB = 64  # of the device of integers
+_VOCAB = 64  # Vocabulary of the fake device, which computes with integers.
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one prompt: seconds, processor seconds, and tokens that were cached."""
+    """Cost of one prompt: seconds, processor seconds, and tokens that were cached."""
 
     seconds: float
     processor: float

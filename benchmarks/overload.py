@@ -1,4 +1,4 @@
-"""What becomes of goodput and first tokens when five times as much is asked of the server as it can carry.
+"""Measure goodput and times to the first token with five times the load that the server can carry.
 
     python -m benchmarks.overload [--output FILE.json]
 
@@ -92,7 +92,7 @@ class SimulatedClient:
     def __init__(self) -> None:
         config = EngineConfig(max_num_seqs=ROWS, max_num_batched_tokens=BUDGET)
         self.core = EngineCore(config, SimulatedWorker())
-        self.stats: dict[str, float] = {}  # of the last step
+        self.stats: dict[str, float] = {}  # Statistics of the last step.
         self.on_frame: Any = None
         self.on_death: Any = None
         self._wake = asyncio.Event()
@@ -192,7 +192,7 @@ async def ask(session: aiohttp.ClientSession, url: str, tenant: str, rng: random
 
 
 async def closed_loop(url: str, clients: int, seconds: float) -> list[Asked]:
-    """So many clients that each wait for their answer before they ask again."""
+    """Run clients that each wait for their answer before they send the next request."""
     rng, done = random.Random(0), []
     end = time.perf_counter() + seconds
 
@@ -231,7 +231,7 @@ def goodput(done: list[Asked], start: float, end: float, tenant: str | None = No
 
 
 def figures(done: list[Asked], seconds: float, warm: float) -> dict[str, Any]:
-    """What happened after the first ``warm`` seconds."""
+    """Return the figures of the time after the first ``warm`` seconds."""
     begin = min(each.sent for each in done)
     start, end = begin + warm, begin + seconds
     seen = [each for each in done if start <= each.sent < end]

@@ -1,4 +1,4 @@
-"""What the prefix cache costs: run ``python -m benchmarks.prefix_cache``. No model, no torch; times are of one core.
+"""Measure the cost of the prefix cache: ``python -m benchmarks.prefix_cache``. No model, no torch, one core.
 
 Each figure is the median over repetitions. A step of the engine pays one ``commit`` for each running sequence, an
 admission one ``acquire``, an end one ``release``; so these have to vanish beside a step of some milliseconds.
@@ -86,7 +86,7 @@ def long_prompt(page_size: int) -> None:
 
 
 def running_sequence(page_size: int) -> None:
-    """What a long sequence pays while it is computed."""
+    """Return the cost for a long sequence while it is computed."""
     print(f"running sequence of {LONG:,} tokens, pages of {page_size}")
     cache = PrefixCache(2 * LONG // page_size, page_size)
     tokens = tokens_of(2 * LONG, 0)

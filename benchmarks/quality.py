@@ -1,4 +1,4 @@
-"""What quantisation costs: perplexity and greedy agreement of forms of weights and KV, against float32 and bfloat16.
+"""Measure the quality of forms of weights and KV: perplexity and greedy agreement, against float32 and bfloat16.
 
     python -m benchmarks.quality [--model PATH] [--out FILE]
 

@@ -70,7 +70,7 @@ def run_here(folder: str, options: dict[str, Any], requests: int, tokens: int) -
 
 
 def _processor_seconds() -> float:
-    """Of this process and of the other ranks."""
+    """Return the processor seconds of this process and of the other ranks."""
     own = psutil.Process(os.getpid())
     return sum(sum(each.cpu_times()[:2]) for each in (own, *own.children()))
 

@@ -46,7 +46,7 @@ def main() -> int:
     library = find_or_compile(default_cache(), (*target, "-O1", "-g1", "-fno-omit-frame-pointer", flag))
     find = [[find_compiler(), f"-print-file-name=lib{name}.so"] for name in names]
     runtimes = " ".join(subprocess.check_output(command, text=True).strip() for command in find)
-    if loaded != runtimes:  # which must be there before anything else
+    if loaded != runtimes:  # The runtimes must be loaded before any other library.
         command = ["setarch", "-R", sys.executable, "-m", "benchmarks.sanitize", *sys.argv[1:]]
         os.execvpe(command[0], command, os.environ | SETTINGS | {"LD_PRELOAD": runtimes})
     setattr(backend, "load_best", lambda cache: open_library(library))  # noqa: B010 (the name is imported there)

@@ -1,4 +1,4 @@
-"""What llama.cpp's slots gain over a restart: saved to files, and restored, beside prompts that are computed."""
+"""Measure llama.cpp's slots over a restart: saved to files and restored, beside prompts that are computed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def slot_restore(program: Path, gguf: Path, prompts: list[list[int]]) -> dict[st
 
 
 class _Row(NamedTuple):
-    """Of one prompt: seconds of the request, of the slot's save or restore, and tokens that were cached."""
+    """Measurements of one prompt: seconds of the request, of the slot's save or restore, and cached tokens."""
 
     seconds: float
     moved: float

@@ -66,7 +66,7 @@ def engine_of(api: psutil.Process) -> psutil.Process:
 async def load(
     url: str, codes: dict[str, int], seconds: float, samples: dict[str, Samples | FolderSamples], clients: int
 ) -> Tally:
-    """So many honest clients, and the others, for so long. Returns what they saw."""
+    """Run some honest clients, and the others, for some time. Returns their tally."""
     tally, now = Tally(), asyncio.get_running_loop().time
     begin = now()
     end = begin + seconds
@@ -112,7 +112,7 @@ async def counters_at_rest(url: str) -> dict[str, float]:
 def equations(
     tally: Tally, metrics: dict[str, float], engine: dict[str, Any], ledger: tuple[int, int, int], lines: list[Any]
 ) -> dict[str, bool]:
-    """What must hold between the counts of clients, API process, engine, ledger and log."""
+    """Check the equations between the counts of clients, API process, engine, ledger and log."""
     counts = engine["counts"]
     ends = {name.partition(".")[2]: value for name, value in metrics.items() if name.startswith("request_success")}
     logged = [line for line in lines if "finished" in line]
@@ -156,7 +156,7 @@ def is_flat(report: dict[str, Any], minutes: float) -> bool:
 
 
 def tiers_hold(stats: dict[str, float], disk: FolderSamples) -> dict[str, bool]:
-    """What must hold of the files of KV."""
+    """Check the files of KV."""
     return {
         "files of KV stay within their bound": 0 < disk.most <= DISK_GIB * 2**30,
         "pages were written, evicted and read again": all(

@@ -1,4 +1,4 @@
-"""What a fleet, or two gateways, cost: beside the same server without them, in turns.
+"""Measure the cost of a fleet, or of two gateways, against the same server without them, in turns.
 
     python -m benchmarks.fleet.costs [--of fleet] [--repeats 3] [--workloads W2 W5] [--output costs.json]
 

@@ -58,7 +58,7 @@ KEYS = ("streams", "probes", "behind")
 
 @dataclass
 class Run:
-    """What happened.
+    """Results of a run.
 
     Attributes:
         probes: (begin, seconds) of each probe that was answered; of one that broke off, its retries included.

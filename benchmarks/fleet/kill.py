@@ -71,7 +71,7 @@ KINDS: tuple[dict[str, Any], ...] = (
 
 @dataclass
 class Outcome:
-    """What a run of all streams said, and the longest pause of each stream between two deltas, in seconds."""
+    """Texts of a run of all streams, and the longest pause of each stream between two deltas, in seconds."""
 
     outputs: list[dict[int, SequenceOutput]] = field(default_factory=list)
     pauses: list[float] = field(default_factory=list)

@@ -72,7 +72,7 @@ def request(rng: random.Random, length: int, answer: int) -> TextRequest:
 
 @dataclass
 class Heard:
-    """Of one request: seconds to its first token, between its later ones, and tokens of the prompt that were cached."""
+    """Measurements of one request: seconds to the first token and between later ones; cached tokens of the prompt."""
 
     first: float = 0.0
     gaps: list[float] = field(default_factory=list)
@@ -140,7 +140,7 @@ async def measure_copies(count: int) -> tuple[list[Figure], dict[str, Any]]:
 
 @dataclass
 class Load:
-    """What streams and prompts saw of one layout."""
+    """Latencies of streams and prompts with one layout."""
 
     gaps: list[float] = field(default_factory=list)
     firsts: list[float] = field(default_factory=list)

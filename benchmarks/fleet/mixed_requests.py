@@ -46,7 +46,7 @@ KINDS: tuple[Mapping[str, Any], ...] = (
 
 @dataclass
 class Answer:
-    """What a request was answered with: for each choice its text, calls, logprobs, token ids and reason; tokens in all.
+    """The answer to a request: for each choice its text, calls, logprobs, token ids and reason; tokens in all.
 
     Attributes:
         arrivals: when each event came, in seconds of the monotonic clock.

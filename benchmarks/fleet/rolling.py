@@ -39,7 +39,7 @@ MOST_CALL = 1.0
 
 @dataclass
 class Load:
-    """What the clients of one name saw.
+    """Answers that the clients of one model name received.
 
     Attributes:
         name: that they ask.

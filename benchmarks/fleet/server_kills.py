@@ -57,7 +57,7 @@ LOST_SECONDS = 120.0
 
 @dataclass
 class Run:
-    """What happened.
+    """Results of a run.
 
     Attributes:
         answers: with the number of their requests.

@@ -38,13 +38,13 @@ from benchmarks.serve.server import Server
 from rootgraft.api.cli.main import main as command_line
 
 QUESTIONS = ("Tell me about the sea.", "What is a list?", "Name a colour.", "Why do leaves fall?")
-FORMS = ("gguf_dynamic", "gguf")  # of the second's weights, and what these become
+FORMS = ("gguf_dynamic", "gguf")  # Form of the second model's weights at the start, and the form that they change to.
 NAMES = ("first", "second")
 
 
 @dataclass
 class Load:
-    """What the clients saw.
+    """Answers that the clients received.
 
     Attributes:
         answers: of each model, the answers that are right for a question.

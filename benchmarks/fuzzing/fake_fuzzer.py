@@ -34,7 +34,7 @@ from rootgraft.lora.adapter_pool import AdapterPool
 from rootgraft.radix.namespace import ENDLESS
 
 SWITCHED = "switched"
-VERSIONS = ("first", "second", "third", "activated")  # for which the name stands in turn
+VERSIONS = ("first", "second", "third", "activated")  # Versions for which the name stands in turn.
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class FakeFuzzer(Fuzzer):
         for number, name in enumerate((*ADAPTERS, *VERSIONS[:-1])):
             write(folder, name, number, INVOCATION if name == "activated" else None)
         self._calls = count(1 << 40)
-        self._version: str | None = None  # for which SWITCHED stands in the world that is run
+        self._version: str | None = None  # The version for which SWITCHED stands in the running world.
         self._now = 0.0
 
     def draw_world(self, seed: str) -> FakeWorld:

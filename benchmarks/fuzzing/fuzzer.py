@@ -39,7 +39,7 @@ from rootgraft.grammar.vocabulary import Vocabulary
 
 OF_A_WORLD = 125  # requests
 PREEMPTED = 0.1
-MOST_STEPS = 1_000_000  # of a world; those that wait for an adapter take a millisecond each
+MOST_STEPS = 1_000_000  # Largest number of steps of a world. Steps that wait for an adapter take a millisecond each.
 EOS = 2
 # Tokens 3 to 97 are the printable characters; the first three are special, the last three bytes of their own.
 TEXTS = (b"<pad>", b"<bos>", b"<eos>", *(bytes([32 + i]) for i in range(95)), b"\n", b"\t", b"\x80")
@@ -48,7 +48,7 @@ VOCABULARY = Vocabulary(TEXTS, frozenset((0, 1, EOS)), (EOS,), VOCAB)
 
 @dataclass
 class Said:
-    """What became of a sequence."""
+    """Messages about a sequence."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Said:
             self.end = message.kind, message.message
 
     def after(self, count: int) -> Said:
-        """What it says after its first ``count`` tokens. The prompt's logprobs come before the first one."""
+        """Return the messages after its first ``count`` tokens. The prompt's logprobs come before the first one."""
         return Said(self.tokens[count:], self.logprobs[count:], [] if count else self.prompt_logprobs, self.end)
 
     def begins(self, other: Said) -> bool:
@@ -134,7 +134,7 @@ class Run:
 class Fuzzer:
     """Runs worlds over models in a folder, which are made as they are needed."""
 
-    option = ""  # of the command
+    option = ""  # Option of the command for this fuzzer.
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -299,7 +299,7 @@ def fuzz(fuzzer: Fuzzer, seed: int, requests: int, until: float = float("inf")) 
 
 
 def report(fuzzer: Fuzzer, name: str, wrong: str, requests: int = OF_A_WORLD) -> str:
-    """What is wrong in a world, with the fewest requests found that show it."""
+    """Return what is wrong in a world, with the fewest requests found that show it."""
     numbers = fuzzer.minimised(name, range(requests))
     shown = ",".join(map(str, numbers))
     again = fuzzer.check_world(name, numbers) or wrong

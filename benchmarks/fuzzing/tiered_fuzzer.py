@@ -14,7 +14,7 @@ from benchmarks.fuzzing.fuzzer import Fuzzer
 from rootgraft.engine.core.engine_core import EngineCore
 
 _EVICTED = 0.1  # share of the steps before which the pool loses all pages that nobody uses
-_RESTARTED = 0.02  # share of those before which the tiers begin anew with the files that are there
+_RESTARTED = 0.02  # Share of the restarts before which the tiers start again with the existing files.
 _COUNTED = ("kv_hits_disk", "kv_stored_disk", "kv_rejected_disk", "kv_errors_disk", "kv_evicted_disk", "kv_hits_host")
 
 

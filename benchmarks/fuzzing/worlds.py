@@ -115,7 +115,7 @@ class Request:
 
 
 class Stems(Protocol):
-    """What requests take from their world."""
+    """Parts of a world that requests use."""
 
     @property
     def stems(self) -> tuple[tuple[int, ...], ...]: ...

@@ -56,7 +56,7 @@ def run(machine: Machine) -> Iterator[Line]:
 def _times(
     machine: Machine, shape: Shape, folder: Path, kinds: Mapping[str, Mapping[str, str]], **options: Any
 ) -> Iterator[Line]:
-    """Yield the lines of some kinds of drafts for a model, of which the first one is none."""
+    """Yield the lines of some kinds of drafts for a model. The first kind is decoding without drafts."""
     from benchmarks.gpu.engine_runs import engine
 
     sizes, context, most = ((2, 3), 12, 4) if machine.tiny else ((1, 8, 32), 1024, 256)

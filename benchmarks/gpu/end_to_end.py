@@ -18,10 +18,10 @@ from benchmarks.gpu.measure import Ceilings, Line, Machine
 if TYPE_CHECKING:
     from benchmarks.gpu.engine_runs import Engine, Shape, StepTime
 
-NEEDS = ("numpy", "msgpack", "psutil", "safetensors", "tqdm")  # of the engine, beside torch
+NEEDS = ("numpy", "msgpack", "psutil", "safetensors", "tqdm")  # Packages that the engine needs beside torch.
 STEPS = 16  # decode steps that a median is taken of
 RANK = 16
-DEFAULT_RANK_LIMIT = 64  # of a server whose options name none
+DEFAULT_RANK_LIMIT = 64  # Largest rank of a server whose options do not set it.
 SCHEMA = {
     "type": "object",
     "properties": {

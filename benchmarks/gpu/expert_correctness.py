@@ -108,7 +108,7 @@ def _routing_error(machine: Machine, _dtype: torch.dtype, draw: Draw) -> float:
 
 
 def _sum_error(machine: Machine, dtype: torch.dtype, draw: Draw) -> float:
-    """Of the activation in front of the second product, and of the sum behind it."""
+    """Return the errors of the activation before the second product, and of the sum after it."""
     tokens, top_k = draw.choice((1, 3) if machine.tiny else (1, 17, 300)), draw.randint(1, 8)
     width = 16 * draw.randint(1, 100)
     kind: ExpertActivation = draw.choice(("silu", "gelu_tanh", ClampedSwiglu(1.702, 7.0)))

@@ -13,7 +13,7 @@ from benchmarks.gpu.measure import Ceilings, Line, Machine, seconds
 from rootgraft.kernels import ops
 
 HIDDEN, INNER = 4096, 14336
-HEADS = (32, 8, 128)  # of queries, of keys, dimensions of each
+HEADS = (32, 8, 128)  # Heads of queries, heads of keys, dimensions of each.
 _TINY_HEADS = (2, 1, 64)
 CACHED = 256 << 20  # bytes of distinct inputs, more than any cache of a device holds
 

@@ -71,7 +71,7 @@ def _line(name: str, value: float, unit: str, missing: set[str]) -> Line:
 
 
 def _table(machine: Machine, dtype: torch.dtype, sizes: tuple[int, ...], width: int, *, embed: bool) -> SlotTable:
-    """Four slots of unlike ranks, one of which leaves the last module alone, with gain and addend in two."""
+    """Return four slots of different ranks. One does not change the last module; two have a gain and an addend."""
     table = SlotTable(sizes, width, 4, dtype, machine.device)
     for slot, rank in enumerate((16, 5, 64, 200)):
         ranks = (rank, *(8,) * (len(sizes) - 1)) if slot != 1 else (rank, *(0,) * (len(sizes) - 1))

@@ -145,7 +145,7 @@ class Layer:
 
 
 class _Readers:
-    """What the ops behind a layer's products need beside these."""
+    """Inputs that the ops after a layer's products need beside the products."""
 
     def __init__(self, machine: Machine, parts: list[tuple[SlotTable, Tensor, Tensor]], tokens: int) -> None:
         dim = TINY_DIM if machine.tiny else DIM

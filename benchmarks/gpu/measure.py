@@ -18,7 +18,7 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True)
 class Machine:
-    """Where all is measured, in which type, and whether this is only a rehearsal on a CPU with sizes of no meaning."""
+    """Device and data type of all measurements, and whether this is only a rehearsal on a CPU with tiny sizes."""
 
     device: torch.device
     dtype: torch.dtype
@@ -50,7 +50,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What the device reached here: bytes a second of a copy (read and written) and of a read, flops a second."""
+    """Rates that the device reached here: bytes a second of a copy (read and written) and of a read, flops a second."""
 
     copy: float
     read: float

@@ -95,7 +95,7 @@ CHECKS = ("correctness", "engine", "ranks")
 RUN_SECONDS = 540.0
 """What all parts of a run may take: a device is lent for ten minutes, in which what was found must come back."""
 
-_PR_SET_CHILD_SUBREAPER = 36  # of prctl(2)
+_PR_SET_CHILD_SUBREAPER = 36  # Constant of prctl(2).
 
 LEAST_SECONDS = 30.0
 """The time left below which a part is not begun."""
@@ -144,7 +144,7 @@ TARGETS: dict[tuple[str, str], float] = {
 
 
 class Results:
-    """What was found, and what failed; every change is written to the file."""
+    """Results and failures of the parts. Every change is written to the file."""
 
     def __init__(self, out: Path) -> None:
         self._out = out
@@ -252,7 +252,7 @@ def run_parts(parts: Sequence[str], tiny: bool, results: Results) -> None:
             code = start(part, tiny, file, left)
             if file.exists():
                 results.take(file)
-            if code not in (0, 1):  # which it says itself, in its file
+            if code not in (0, 1):  # With code 0 or 1 the file itself says how the part ended.
                 results.fail(part, f"its process ended with code {code}")
 
 

@@ -91,7 +91,7 @@ def _half_masks(machine: Machine, rows: int, vocab: int) -> DeviceMasks:
 
 
 def steps(machine: Machine, rows: int, vocab: int) -> Iterator[Line]:
-    """From logits to results on the host, with all that Python does."""
+    """Time from logits to results on the host, including all Python code."""
     logits = _logits(machine, rows, vocab, True)
     cases: dict[str, tuple[SamplingParams, DeviceMasks | None]]
     cases = {name: (params, None) for name, params in REQUESTS.items()}

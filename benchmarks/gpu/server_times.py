@@ -31,14 +31,14 @@ LEVEL_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked of the server."""
+    """Requests that the server gets."""
 
     clients: tuple[int, ...]
     prompt: int
     answer: int
     adapters: int
     slots: int
-    rounds: int  # of adapters that come and go
+    rounds: int  # Rounds of loading and unloading adapters.
 
 
 FULL = Load((1, 32, 128), prompt=512, answer=128, adapters=64, slots=8, rounds=3)

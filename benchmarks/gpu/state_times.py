@@ -62,7 +62,7 @@ def run(machine: Machine, ceilings: Ceilings) -> Iterator[Line]:
 
 
 class Layer:
-    """A layer's inputs and states, for rows of these lengths of which each reads its own slot."""
+    """A layer's inputs and states, for rows of these lengths. Each row reads its own slot."""
 
     def __init__(self, machine: Machine, mixer: Mixer, lengths: list[int], dtype: torch.dtype) -> None:
         self.mixer, rows, tokens = mixer, len(lengths), sum(lengths)

@@ -36,17 +36,17 @@ from rootgraft.grammar.match.matcher import GrammarFailure
 from rootgraft.grammar.vocabulary import Vocabulary
 
 BUDGET = 400
-MAX_MASKS = 250  # of one text
+MAX_MASKS = 250  # Largest number of masks of one text.
 
 
 @dataclass
 class Outcome:
-    """What became of the schemas and their texts, and the seconds of masks and compiles."""
+    """Results of the schemas and their texts, and the seconds of masks and compiles."""
 
     counts: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
     masks: list[float] = field(default_factory=list)
-    slow: list[float] = field(default_factory=list)  # of each schema the p99 of its masks
+    slow: list[float] = field(default_factory=list)  # The p99 of the masks of each schema.
     compiles: list[float] = field(default_factory=list)
 
 
@@ -172,7 +172,7 @@ def main() -> None:
     if options.tokens:
         vocabulary = enlarged(vocabulary, [], options.tokens)
     draw = tool_case if options.tools else case
-    gc.disable()  # but between schemas: a collection is nobody's mask
+    gc.disable()  # Garbage is collected only between schemas, so that no mask is charged for it.
     outcome = run(vocabulary, options.schemas, options.texts, options.seed, options.start, draw)
     result = {
         "tokens": len(vocabulary.tokens),

@@ -48,7 +48,7 @@ BUDGET = 160
 
 @dataclass
 class Report:
-    """What was seen: counts, times in seconds, and a line for each surprise."""
+    """Results: counts, times in seconds, and a line for each surprise."""
 
     counts: Counter[str] = field(default_factory=Counter)
     compile_times: list[float] = field(default_factory=list)

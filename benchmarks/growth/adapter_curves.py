@@ -18,7 +18,7 @@ from benchmarks.serve.make_adapters import random_factors, write_adapter
 
 REGISTERED = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)
 ACTIVE = (1, 2, 4, 8, 16, 32, 64)
-_ROWS = 8  # and slots, beside many registered ones
+_ROWS = 8  # Rows of a step, and slots; many more adapters are registered.
 _FAR = 4 * _ROWS  # beyond so many the host does not keep what has no slot
 _RANK, _CONTEXT, _STEPS, _TURNS = 8, 64, 15, 8
 

@@ -10,7 +10,7 @@ from benchmarks.growth.random_engine import SHAPE, SMALL, RandomEngine, random_e
 
 CONTEXTS = (1024, 2048, 4096, 8192, 16_384, 32_768)
 _STEPS = 15
-_REPEATS, _BUDGET = 3, 5.0  # of prompts; no further one after so many seconds
+_REPEATS, _BUDGET = 3, 5.0  # Repeats of each prompt. No further repeat starts after this number of seconds.
 _MOST_OF_LIMIT = 1.3
 
 
@@ -20,7 +20,7 @@ def measure(quick: bool) -> list[Curve]:
     decode, first = [], []
     with random_engine(SMALL if quick else SHAPE, max_model_len=contexts[-1] + 512, kv_cache_memory=2.0) as engine:
         bounds = MachineBounds.measure(engine.model)
-        _measure(engine, contexts[0])  # which warms it up
+        _measure(engine, contexts[0])  # The first measurement only warms up the engine.
         for context in contexts:
             seconds, step = _measure(engine, context)
             first.append(1e3 * seconds)

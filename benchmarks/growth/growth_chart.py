@@ -8,7 +8,7 @@ from benchmarks.growth.curve import Curve
 from rootgraft.api.cli.sweep_chart import CHART_STYLE, LinePlot, PlotCurve, svg_text
 
 _COLUMNS, _WIDTH, _HEIGHT = 3, 340, 280
-_SIDES, _ABOVE = (52, 286), 40  # of a plot in its place; what a plot leaves free above itself
+_SIDES, _ABOVE = (52, 286), 40  # Left and right edge of a plot in its place; the room above a plot.
 
 
 def growth_svg(curves: Sequence[Curve]) -> str:

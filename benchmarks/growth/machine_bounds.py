@@ -9,7 +9,7 @@ import torch
 from rootgraft.engine.checkpoint.model_config import ModelConfig
 from rootgraft.kernels import machine_limits
 
-_BYTES = 2  # of a number in bfloat16
+_BYTES = 2  # Bytes of a number in bfloat16.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a cache that forgets nothing and is told of all requests in advance would have found, from the traffic.
+"""Compute the hits of an ideal cache that evicts nothing and knows all requests in advance, from the traffic.
 
 A request could find the longest beginning of its prompt that any request begun before it brings in, prompt and answer.
 One that runs beside it counts too: the common part is computed once, and the other waits for it. Its last token is

@@ -54,7 +54,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of it: seconds to the first token or to the refusal."""
+    """Result of a request: seconds to the first token or to the refusal."""
 
     tier: str
     seconds: float

@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.serve.alternate import Unavailable
 
 PEERS = Path(__file__).with_name("peers")
-_SECONDS = 120.0  # for a peer to tell its version
+_SECONDS = 120.0  # Time for a peer to print its version.
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from rootgraft.engine.checkpoint.gguf_config import gguf_model_config
 from rootgraft.engine.loading.weight_readers import GgufWeights
 from rootgraft.engine.text.tokenizer_gguf import read_gguf
 
-SECONDS = 1800.0  # that a program which converts a model may take
+SECONDS = 1800.0  # Longest time of a program that converts a model.
 
 
 class ModelForms:

@@ -47,7 +47,7 @@ from rootgraft.engine.text.tokenizer import Tokenizer  # noqa: E402
 from rootgraft.engine.types import FinishReason, SequenceStats, Usage  # noqa: E402
 
 STAGES = ("submit", "first chunk", "chunk", "end")
-_TURNS = 6  # of the event loop, in which all chunks of a frame are written
+_TURNS = 6  # Turns of the event loop within which all chunks of a frame are written.
 
 
 class EngineEnd(asyncio.Transport):

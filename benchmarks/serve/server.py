@@ -24,7 +24,7 @@ import psutil
 from rootgraft.api.cli.remote_server import RemoteError
 
 ROOT = Path(__file__).resolve().parents[2]
-PR_SET_PDEATHSIG = 1  # of prctl(2)
+PR_SET_PDEATHSIG = 1  # Constant of prctl(2).
 INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
 
 

@@ -1,4 +1,4 @@
-"""What structured answers cost: requests with a JSON schema, and the same without.
+"""Measure the cost of structured answers: requests with a JSON schema, and the same without.
 
     python -m benchmarks.serve.structured --repeats 5
     python -m benchmarks.serve.structured --serve '--speculative-config {"method":"off"}'

@@ -39,7 +39,7 @@ from rootgraft.engine.checkpoint.locate import cache_folder, resolve_model
 from rootgraft.kernels import ops
 
 QUICK_WORKLOADS = ("W1", "W2", "W5")
-_QUICK_WINDOWS = 2  # of the text for quality
+_QUICK_WINDOWS = 2  # Windows of the text for quality in a quick run.
 
 
 def main(argv: Sequence[str] | None = None) -> int:

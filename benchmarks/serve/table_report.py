@@ -29,7 +29,7 @@ QUALITY_FORMS = {"stored_dynamic": "4 bits", "stored": "4 bits, 16-bit activatio
 
 
 class TableReport:
-    """What a record says of some classes at one temperature."""
+    """Results of some classes at one temperature, from a record."""
 
     def __init__(self, record: RunRecord, classes: Sequence[PrecisionClass], temperature: float) -> None:
         self._record = record

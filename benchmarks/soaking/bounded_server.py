@@ -41,13 +41,13 @@ from rootgraft.tenancy import tenant_threads
 GRAMMAR_BYTES, MASK_BYTES = 4 << 20, 4 << 20
 RESPONSE_BYTES = 1 << 17
 VALIDATOR_BYTES = 1 << 20
-COMPILERS = 2  # of those that yield, and of those that do not
+COMPILERS = 2  # Compiler processes that yield to others, and the same number that do not.
 DRAFT_POSITIONS = 1024
 PAGES, PAGE, MAX_LEN = 160, 16, 1024
 
 
 def start_all(workers: WorkerPool[Any], count: int) -> None:
-    """Start all workers of a pool: those that are asked for at once are there at once."""
+    """Start all workers of a pool, by asking for all of them at once."""
     held: list[Any] = []
     while len(held) < count:
         try:

@@ -16,7 +16,7 @@ from support.engine.fake_worker import expected_tokens
 
 from benchmarks.soaking.device import EOS, VOCAB, Characters
 
-SCHEMAS = 40  # that many clients have in common; as many requests bring one of their own
+SCHEMAS = 40  # Schemas that many clients share. The same number of requests has a schema of its own.
 TEXT = Characters()
 
 
@@ -32,7 +32,7 @@ def schema_of(number: int) -> dict[str, Any]:
 
 @dataclass
 class Tally:
-    """What the clients saw.
+    """Tally of the answers that the clients received.
 
     Attributes:
         counts: of requests and answers, by what became of them.
@@ -79,7 +79,7 @@ class Asked:
         return cls(body, code, schema, leaves, rng.random() < 0.03)
 
     def check(self, text: str, reason: str) -> str:
-        """What is wrong with an answer; "" if nothing is."""
+        """Return what is wrong with an answer; "" if it is correct."""
         if self.schema is not None:
             value = json.loads(text) if reason == "stop" else {}
             fits = reason == "length" or set(value) == set(self.schema["required"])

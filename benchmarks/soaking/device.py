@@ -1,4 +1,4 @@
-"""What the soak serves: an engine process whose device is made of integers, and an API process in front of it.
+"""The server of the soak: an engine process whose device is made of integers, and an API process in front of it.
 
     python -m benchmarks.soaking.device engine FD LIVENESS FOLDER OPTIONS    started by the API process
     python -m benchmarks.soaking.device api FOLDER PORT [tiers]     the real server; only what loads a model is replaced
@@ -50,18 +50,18 @@ from rootgraft.lora.adapter_pool import AdapterPool
 
 EOS, VOCAB = 95, 96  # the printable characters of ASCII, and the end
 ADAPTERS, SLOTS = 64, 8
-PAGES, PAGE, MAX_LEN = 80, 16, 1024  # for 32 rows: a pool that is full, so that sequences make room for others
+PAGES, PAGE, MAX_LEN = 80, 16, 1024  # Pages for 32 rows: the pool gets full, so that sequences are preempted.
 GRAMMAR_BYTES = 2 << 20  # small, like the next three: what is bounded shall reach its bound soon
 RESPONSE_BYTES = 1 << 18
 VALIDATOR_BYTES, MASK_BYTES = 1 << 20, 1 << 20
 STEP_SECONDS = 0.004
 CHECK_SECONDS = 0.5
 REPORT = "engine.json"
-DISK_GIB = 0.001  # of files of KV: some hundreds of pages
+DISK_GIB = 0.001  # Size of the KV files: some hundreds of pages.
 
 
 def kv_folder(folder: Path) -> Path:
-    """Where the files of KV lie."""
+    """Return the folder of the KV files."""
     return folder / "kv"
 
 

@@ -21,7 +21,7 @@ _CANCELLED = "cancelled"
 
 @dataclass
 class Streamed:
-    """What has come of one choice.
+    """The part of one choice that has arrived.
 
     Attributes:
         reason: the finish reason; "cancelled" of what the client has ended.

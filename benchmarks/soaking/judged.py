@@ -39,7 +39,7 @@ class Unexpected(Exception):
 
 @dataclass
 class Known:
-    """What must come, as a server without other load has answered.
+    """Expected answers, from a server without other load.
 
     Attributes:
         facts: choices and token counts, by the number of a request.

@@ -17,7 +17,7 @@ _T_95 = 2.101  # Student's t, 97.5 %, of BLOCKS - 2 degrees of freedom
 
 @dataclass
 class Samples:
-    """Of one process: seconds, resident anonymous memory in bytes, threads, open files.
+    """Samples of one process: seconds, resident anonymous memory in bytes, threads, open files.
 
     Pages of files are left out: how many of a library's are resident, and whose they are, depends on other processes.
     """

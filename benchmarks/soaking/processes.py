@@ -1,4 +1,4 @@
-"""What the processes of a server hold while it runs: memory, descriptors, threads and processes, by their roles."""
+"""Resources of the processes of a running server: memory, descriptors, threads and processes, by their roles."""
 
 from __future__ import annotations
 

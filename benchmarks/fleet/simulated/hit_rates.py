@@ -1,4 +1,4 @@
-"""What routers make of the same traffic: prefix hit rates, balance, adapter loads, waits. On a fake clock, no model.
+"""Compare routers on the same traffic: prefix hit rates, balance, adapter loads, waits. On a fake clock, no model.
 
     python -m benchmarks.fleet.simulated.hit_rates [--seeds 3] [--output hit_rates.json]
 

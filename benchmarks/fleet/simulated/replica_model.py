@@ -64,7 +64,8 @@ class ReplicaModel:
     waiting: list[Running] = field(default_factory=list)
     running: list[Running] = field(default_factory=list)
     cache: OrderedDict[int, None] = field(default_factory=OrderedDict)
-    adapters: OrderedDict[str, float] = field(default_factory=OrderedDict)  # and when each is loaded
+    # The adapters on the device, and the time at which each is loaded.
+    adapters: OrderedDict[str, float] = field(default_factory=OrderedDict)
     loads: int = 0
     hits: int = 0
     computed: int = 0
@@ -96,7 +97,7 @@ class ReplicaModel:
 
     @property
     def stats(self) -> dict[str, float]:
-        """What its heartbeat says."""
+        """Return the statistics of its heartbeat."""
         rows = {"running": float(len(self.running)), "waiting": float(len(self.waiting))}
         return {"computed_tokens": float(self.computed), "seconds_step": self.busy, **rows}
 
@@ -150,7 +151,7 @@ def pages_of(adapter: str | None, tokens: array[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a router made of traffic.
+    """Results of a router for some traffic.
 
     Attributes:
         hit_rate: prompt tokens that were found in a prefix cache, as a part of all.
@@ -179,7 +180,7 @@ class _Play:
         self._replicas = [ReplicaModel() for _ in range(num_replicas)]
         self._events: list[tuple[float, int, int]] = []  # time, order, and the replica whose step ends; -1 for a call
         self._order = count()
-        self._results: dict[int, tuple[list[Running], list[Running]]] = {}  # of the steps under way
+        self._results: dict[int, tuple[list[Running], list[Running]]] = {}  # Results of the running steps.
         self._beaten = [0.0] * num_replicas
         self._open: set[int] = set()
         self._done: set[int] = set()

@@ -40,13 +40,13 @@ from rootgraft.fleet.scaling.autoscaling import AutoscalePolicy, FleetLoad, Scal
 from rootgraft.radix.namespace import Namespace, Path
 
 SECONDS = 40.0  # in which requests come
-ROWS, BUDGET = 4, 64  # of a replica's step
+ROWS, BUDGET = 4, 64  # Rows and tokens of a replica's step.
 STEP, BEAT = 0.05, 0.5
 LIMITS = DispatcherLimits(
     most_replicas=16, most_bytes=400_000, most_held=24, hold_seconds=45.0, heartbeat_seconds=3.0, adapter_slots=2,
     adapter_load_seconds=0.2, least_fetched=64, least_prefill=80, most_transfers=4,
 )  # fmt: skip
-CHECKED = 0.05  # of the events, after which all equations of the dispatcher are checked
+CHECKED = 0.05  # Share of the events after which all equations of the dispatcher are checked.
 POISON = 666  # the first token of a prompt that kills its replica,
 POISON_TOKENS = 2  # once it has so many tokens
 
@@ -67,7 +67,7 @@ class Running:
     tokens: list[int]
     computed: int = 0
     drawn: int = 0
-    waits: bool = False  # for KV of another replica
+    waits: bool = False  # Whether the sequence waits for KV of another replica.
 
 
 @dataclass
@@ -159,7 +159,7 @@ class FakeReplica:
 
 @dataclass
 class Client:
-    """What a client asked for and got."""
+    """A client's request, and the tokens that it received."""
 
     submit: Submit
     adapter: str | None  # the version that its name meant
