@@ -18,7 +18,7 @@ _LIKELY = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 class Outlook(IntEnum):
-    """What an entry may become after its beginning: no entry of the language, only entries seen before, or a new one."""
+    """What the beginning of an entry may become: no entry of the language, only known entries, or a new one."""
 
     OTHER = 0
     SEEN = 1
