@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-MEDIAN = "median"  # in place of a repeat's number
+MEDIAN = "median"  # Stands for the number of a repeat.
 SCHEMAS = ("W5", "W7")  # workloads with answers that follow a schema
 FIGURES: dict[str, tuple[str, ...]] = {  # column -> path into the figures of a repeat
     "output_tokens_per_s": ("output_tokens_per_s",),

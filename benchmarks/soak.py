@@ -116,7 +116,7 @@ def equations(
     counts = engine["counts"]
     ends = {name.partition(".")[2]: value for name, value in metrics.items() if name.startswith("request_success")}
     logged = [line for line in lines if "finished" in line]
-    # A model that does not exist is no row of the ledger.
+    # A model that does not exist is not a row of the ledger.
     unknown = [line for line in logged if line.get("error") == "model_not_found"]
     return {
         "every answer is what it must be": not tally.wrong,

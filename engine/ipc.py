@@ -116,6 +116,6 @@ def pack_liveness(num_passes: int) -> bytes:
 
 
 def last_liveness(signs: bytes) -> int | None:
-    """Return the number in the last sign of life of ``signs``, which begin with a whole one; None for none."""
+    """Return the number in the last sign of life of ``signs``, which begin with a whole one; None if absent."""
     end = len(signs) - len(signs) % _LIVENESS
     return int.from_bytes(signs[end - _LIVENESS : end], "little") if end else None

@@ -38,7 +38,7 @@ class SpeculativeConfig:
             model's hidden states; ``mtp``: like auto, with the MTP module of the model's own checkpoint. If ``model``
             is set, auto means draft_model; if the model is a head, it is used as one.
         num_speculative_tokens: largest number of drafts of a sequence in one step, 1 to 64.
-        model: the draft model, in the form of ``--model``; None for none, and for mtp.
+        model: the draft model, in the form of ``--model``; None if absent, and for mtp.
         quantization: quantization of the draft model, head or module. None for ``--quantization``; beside a bfloat16
             model without that option, None means gguf_dynamic for a GGUF file, else int8_dynamic.
     """
@@ -162,7 +162,7 @@ def _target_seconds(targets: TargetItl | TargetTtft) -> dict[Priority, float]:
 
 
 def parse_overrides(text: str) -> dict[str, Any]:
-    """Return the keys of ``--hf-overrides``, which replace those of ``config.json``. ConfigError if it is no object."""
+    """Return the keys of ``--hf-overrides``, which replace those of ``config.json``. ConfigError for no object."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

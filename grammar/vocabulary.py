@@ -139,7 +139,7 @@ class Vocabulary:
         """Tokenize a text as a BPE tokenizer probably does (Sennrich et al. 2016).
 
         In all known vocabularies token ids are in the order of the merges. So within a word the pair of neighbours
-        that forms the token of the lowest id is merged first. Words with a byte that is no token: as `tokenize`.
+        that forms the token of the lowest id is merged first. Words with a byte that is not a token: as `tokenize`.
 
         Raises:
             ValueError: as `tokenize`.

@@ -69,7 +69,7 @@ def choose_blocks(q: Tensor, cache: Tensor, batch: PagedBatch, blocks: BlockChoi
     number, own = torch.arange(best.shape[2], device=q.device), (seen - 1) // size
     best = best.masked_fill((number <= own) & (number > own - blocks.local), torch.inf)
     order = best.sort(dim=2, descending=True, stable=True).indices[..., : blocks.most]
-    order = order.masked_fill(order > own, len(number)).sort(2).values  # blocks behind the token are no choice
+    order = order.masked_fill(order > own, len(number)).sort(2).values  # Blocks after the token are not chosen.
     is_chosen = order < len(number)
     # The pages of each block: those of the last one behind the token repeat the token's.
     starts = order[..., None] * size + torch.arange(0, size, page, device=q.device)

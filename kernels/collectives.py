@@ -211,7 +211,7 @@ class ProcessGroup:
     def abort(self) -> None:
         """End the calls that wait in a communicator of GPUs, on any thread, and leave the group.
 
-        The result of such a call is no sum. Gloo needs no abort, because its calls fail when a socket closes. This
+        The result of such a call is not a sum. Gloo needs no abort, because its calls fail when a socket closes. This
         returns at once, because NCCL's own abort may take long.
         """
         if self._is_open and self._device.type == "cuda":

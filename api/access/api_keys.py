@@ -210,7 +210,7 @@ class KeyRing:
 
     Args:
         given: keys from the command line.
-        file: key file with further keys, see ``read_keys``; None for none.
+        file: key file with further keys, see ``read_keys``; None if absent.
         clock: returns monotonic time in seconds.
 
     Raises:

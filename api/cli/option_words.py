@@ -54,7 +54,7 @@ def options_of_file(name: str) -> dict[str, Any]:
     """Return the content of a YAML file whose keys are long option names.
 
     Raises:
-        ConfigError: the file cannot be read, or is no mapping.
+        ConfigError: the file cannot be read, or is not a mapping.
     """
     import yaml
 
@@ -75,7 +75,7 @@ def words_of(options: Mapping[str, Any]) -> list[str]:
 
 
 def _split(word: str, shorts: Mapping[str, str]) -> tuple[str, str, str]:
-    """Return the option, the equals sign and the attached value. A word that is no option is returned alone."""
+    """Return the option, the equals sign and the attached value. A word that is not an option is returned alone."""
     option, equals, value = word.partition("=")
     name, dot, keys = option.partition(".")
     if name in shorts:

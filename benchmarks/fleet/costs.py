@@ -80,7 +80,7 @@ def _compare(commands: dict[str, str], options: argparse.Namespace) -> dict[str,
 
 
 def _idle(command: str, *, of_first: bool) -> float:
-    """Return the cores that a server's first process takes while nobody asks, or all others that are no engines."""
+    """Return the cores that a server's first process takes while nobody asks, or all others that are not engines."""
     with Server(command).running() as (url, process):
         assert process is not None
         wait_ready(url, process)

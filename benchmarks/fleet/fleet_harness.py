@@ -116,7 +116,7 @@ def finish(options: argparse.Namespace, figures: Sequence[Figure], more: Mapping
 
 
 def _json(document: Mapping[str, Any]) -> str:
-    """Return a report as JSON, with null for what was not measured, as NaN is no JSON."""
+    """Return a report as JSON, with null for what was not measured, as NaN is not JSON."""
     return json.dumps(json.loads(json.dumps(document, default=str), parse_constant=lambda _: None), indent=1)
 
 

@@ -46,7 +46,7 @@ class FakeWorld:
         num_pages: of the KV pool.
         rope_switch: tokens beyond which a sequence is computed by other rotary embeddings.
         states: slots of recurrent states; None for a model without, which may have drafts.
-        draft: pages of the draft model and how often it is right; None for none.
+        draft: pages of the draft model and how often it is right; None if absent.
         despite_others: the draft model drafts for each row, whatever the other sources promise.
         max_loras, max_cpu_bytes: slots of adapters, and host memory for them.
         jumps: the clocks of queue, pins and steps are a fake one, which jumps.

@@ -154,7 +154,7 @@ def _answers(engine: Engine, names: Sequence[str | None]) -> list[Answer]:
 
 
 def _structured_line(way: str, engine: Engine) -> Line:
-    """Answers that are no JSON of the schema, as jsonschema says."""
+    """Return the line for answers that are not JSON of the schema, according to jsonschema."""
     if missing := [name for name in ("llguidance", "jsonschema") if importlib.util.find_spec(name) is None]:
         return Line("engine", f"{way}: structured", 0.0, "", note=f"left out: no {', '.join(missing)} here")
     import jsonschema

@@ -189,7 +189,7 @@ def _ordered(schema: Any, instance: Any) -> Any:
 def _spelled(walker: Walker, compiled: CompiledGrammar, schema: Any, instance: Any) -> bool:
     ordered = _ordered(schema, instance)
     same = json.dumps(ordered) == json.dumps(instance)
-    # What changes but the order of keys is a number's spelling, and with it the instance (draft 4: 1.0 is no integer).
+    # Besides the order of keys a number's spelling changes, and so does the instance (draft 4: 1.0 is not an integer).
     return not same and ordered == instance and "." not in json.dumps(instance) and walker.admits(compiled, ordered)
 
 

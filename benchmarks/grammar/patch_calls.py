@@ -6,7 +6,7 @@ All of it must be there: as soon as no more fits, ``max_output_tokens`` ends a p
 
 Half of the calls are forced by name and half are one of two tools that must be called, half of them are streamed, with
 temperatures up to 1.5 and every seed another. The judge is a regular expression, which has nothing in common with what
-holds the calls. Exit code 1 if one call is no patch.
+holds the calls. Exit code 1 if one call is not a patch.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class RunRecord:
         settings: those of the first line.
 
     Raises:
-        RecordMismatch: the file was begun with other settings, or is no record.
+        RecordMismatch: the file was begun with other settings, or is not a record.
     """
 
     def __init__(self, path: Path, settings: Figures, same: Iterable[str]) -> None:

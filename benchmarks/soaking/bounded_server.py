@@ -102,7 +102,7 @@ def spawn(fd: int, liveness: int, model_path: str, options: str) -> subprocess.P
 
 
 def api(folder: str, port: str, grpc_port: str, threads: str) -> int:
-    """The API process."""
+    """Run the API process."""
     place = Path(folder)
     output_check.MOST_BYTES = VALIDATOR_BYTES
     start_all(program_pool.POOL._open(), program_pool.MOST_WORKERS)

@@ -44,7 +44,7 @@ class Known:
     Attributes:
         facts: choices and token counts, by the number of a request.
         talks: texts of a first and a second turn, by the number of the question.
-        pooled: answers of routes whose answers are no text, by path.
+        pooled: answers of routes whose answers are not text, by path.
     """
 
     facts: dict[int, Any] = field(default_factory=dict)

@@ -82,7 +82,7 @@ class CheckedHttp:
         return parts
 
     def _redirected(self, url: str, location: str) -> str:
-        """Return the target URL of a redirect. Raises RequestError if it may not be followed, or is no URL."""
+        """Return the target URL of a redirect. Raises RequestError if it may not be followed, or is not a URL."""
         try:
             target = urljoin(url, location)
         except ValueError:

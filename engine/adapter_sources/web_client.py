@@ -110,7 +110,7 @@ def _first_byte(response: aiohttp.ClientResponse, start: int) -> int:
 def _validator(response: aiohttp.ClientResponse) -> str:
     """Return the strong ETag, or else the time of the last change; either may be sent in If-Range.
 
-    Bytes that are not ASCII cannot be sent back, so a text with them is no validator.
+    Bytes that are not ASCII cannot be sent back, so a text with them is not a validator.
     """
     tag, changed = response.headers.get("ETag", ""), response.headers.get("Last-Modified", "")
     found = tag if tag and not tag.startswith("W/") else changed

@@ -43,7 +43,7 @@ def resolve_served_model(config: EngineConfig, *, on_machine: bool = False) -> M
         on_machine: whether to use only downloaded models of the hub.
 
     Raises:
-        ModelError, ConfigError: as for ``resolve_model``, or there are overrides for a model that is no folder.
+        ModelError, ConfigError: as for ``resolve_model``, or there are overrides for a model that is not a folder.
     """
     files = resolve_model(config.model, revision=config.revision, on_machine=on_machine)
     overrides = parse_overrides(config.hf_overrides)

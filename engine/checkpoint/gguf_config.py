@@ -363,7 +363,7 @@ def _delta(fields: Fields) -> dict[str, Any]:
 
 
 def predicting_layers(file: GgufFile, config: ModelConfig) -> range:
-    """Return the MTP layers of a file of gated delta nets, which are no part of the model."""
+    """Return the MTP layers of a file of gated delta nets, which are not part of the model."""
     family = BY_NAME[config.family]
     if not family.has_delta:
         return range(0)

@@ -215,7 +215,7 @@ def _as_causal(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], int | None
         other class.
 
     Raises:
-        ModelError: ``id2label`` is no object with a name for each class.
+        ModelError: ``id2label`` is not an object with a name for each class.
     """
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and len(names) == 1 and isinstance(names[0], str) else ""

@@ -287,7 +287,7 @@ class LayerConfig:
         rope: the rotary embedding; None for a layer without positions.
         mixture: the experts that are the layer's MLP, None for an ordinary one.
         query_scaling: factor of queries by position, or None.
-        recurrent: a mixer with a recurrent state, in place of attention or beside it; None for none.
+        recurrent: a mixer with a recurrent state, in place of attention or beside it; None if absent.
         has_attention: whether the layer has attention.
         kv_heads: number of KV heads and dimensions of all heads, if they differ from the model's; else None.
         kv_source: the earlier layer whose K and V this layer reads instead of computing its own; None for its own.
@@ -297,7 +297,7 @@ class LayerConfig:
         has_mlp: whether the layer has an MLP or a mixture; if not, it is a mixer alone (Nemotron-H).
         shares_index: whether the layer attends to the tokens chosen by the last earlier layer with an index (GLM-5.2).
         shared_block: attention and MLP in front of ``recurrent``, whose input is their sum with the residual stream;
-            None for none.
+            None if absent.
         norms: names of the layer's norms, if they differ from the model's; else None.
         block_index: the index that chooses the blocks of tokens to which a token attends; None for all tokens.
     """
@@ -372,7 +372,7 @@ class ModelConfig:
         norm_offset: number that is added to the weight of every norm (Gemma stores weights less 1).
         norms: names of a layer's norms. In a parallel block ``before_mlp`` mostly equals ``before_attention``.
         parallel_block: whether attention and MLP have the same input (Cohere).
-        qk_norm: kind of the norm of query and key heads, None for none.
+        qk_norm: kind of the norm of query and key heads, None if absent.
         head_norms: names of these norms; None for norms without weights, in layers with a rotary embedding (Llama 4).
         is_qk_normed_last: whether these norms come after the rotation (HunYuan), else before.
         qkv_modules: names of the projections of q, k and v, or of the one projection for all three (Phi-3).
@@ -392,7 +392,7 @@ class ModelConfig:
         value_scale: factor of the values; 1 where ``value_dim`` is None.
         alibi: exponent of the smallest slope of ALiBi, if the number of heads is a power of two; None without ALiBi.
             With it ``head_dim`` counts ``ALIBI_DIMS`` dimensions of positions.
-        embedding_norm: name of the norm behind the embedding; None for none (BLOOM and nanochat have one).
+        embedding_norm: name of the norm behind the embedding; None if absent (BLOOM and nanochat have one).
         attention_soft_cap: c of ``c * tanh(score / c)``, None for no cap.
         logit_soft_cap: the same for the logits, c of ``c * tanh(logit / c)``.
         logit_scale: factor of the logits, before the cap.
@@ -404,7 +404,7 @@ class ModelConfig:
         towers: modules of the checkpoint beside the language model, which are not loaded.
         bos_token_id: the begin token, None without one; the tokenizer decides whether prompts get it.
         eos_token_ids: the tokens that end an answer.
-        prediction_layers: number of MTP modules: layers after the last one that predict further tokens and are no part
+        prediction_layers: number of MTP modules: layers after the last one that predict further tokens and are not part
             of the model.
         output_module: name of attention's output projection.
         final_norm: name of the norm after the last layer.
@@ -413,7 +413,7 @@ class ModelConfig:
         softplus_gate: whether the gate's softplus multiplies them instead (Laguna).
         parallel_scales: factors of layers with attention and a state space side by side, None without such layers.
         quantization: how the stored numbers of the matrices are read, None for plain numbers.
-        layer_inputs: inputs of each layer beside the residual stream, None for none (Gemma 4).
+        layer_inputs: inputs of each layer beside the residual stream, None if absent (Gemma 4).
         has_layer_scalars: whether each layer ends by multiplying the residual stream by a number of its own.
         has_v_norm: whether values have an RMS norm for each head, without a weight.
         generates: whether the checkpoint has a language head; without one ``tied_head`` has no meaning.

@@ -78,7 +78,7 @@ def read_gguf_sampling(path: Path) -> dict[str, Any]:
         rounded back to the decimals of that file.
 
     Raises:
-        ModelError: the path is no GGUF file, or the header is malformed.
+        ModelError: the path is not a GGUF file, or the header is malformed.
     """
     metadata = _open_gguf(path).metadata
     found = {key: metadata.get(f"{GGUF_SAMPLING}.{name}") for key, name in _GGUF_SAMPLING_KEYS.items()}

@@ -82,7 +82,7 @@ def read_layer_ropes(fields: Fields, rope: Rope, count: int) -> list[Rope | None
         rope: the rotary embedding of all layers, if there is no such list. Its scaling is that of each layer.
 
     Raises:
-        ModelError: the list has another length, or entries that are no bases.
+        ModelError: the list has another length, or entries that are not bases.
     """
     key = "layer_rope_theta"
     if not fields.has(key):

@@ -183,7 +183,7 @@ class EngineCore:
         """Compute a step. Returns the messages for the client.
 
         If any part of the step raises an exception, all sequences end with an error, which the next step returns, and
-        the core starts anew with an empty prefix cache. Adapters and compiled grammars are kept.
+        the core starts again with an empty prefix cache. Adapters and compiled grammars are kept.
         """
         with self._starting_anew():
             return self.finish(self.launch())

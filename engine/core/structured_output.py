@@ -82,7 +82,7 @@ class StructuredOutputManager:
 
         Args:
             grammar: kind and content of the answer's grammar; None for free text after the reasoning.
-            reasoning: rules of the reasoning before the answer; None for none.
+            reasoning: rules of the reasoning before the answer; None if absent.
             tenant: tenant whose share of the compile workers and of their queue the compile uses.
         """
         spec = None if grammar is None else GrammarSpec(GrammarKind(grammar[0]), grammar[1])

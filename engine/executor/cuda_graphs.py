@@ -146,7 +146,7 @@ class CudaGraphs:
 
     @torch.inference_mode()
     def host_wait(self) -> str | None:
-        """Return the name of an op of a pass for which the host waits, so that it cannot be captured; None for none."""
+        """Return the name of an op for which the host waits, so that a pass cannot be captured; None if absent."""
         smallest = {variant[1:]: variant for variant in self.variants}.values()
         found = next(filter(None, (host_wait(self._pass(variant)) for variant in smallest)), None)
         if self._kv.hidden is not None:

@@ -62,7 +62,7 @@ def joined_masks(masks: LineMasks | None, more: tuple[Longs, NDArray[np.int32]] 
 
 
 class LineEdits(NamedTuple):
-    """Changes of the logits before a draw: masks of lines, and edits of single logits; None for none."""
+    """Changes of the logits before a draw: masks of lines, and edits of single logits; None if absent."""
 
     masks: LineMasks | None = None
     edits: Edits | None = None

@@ -176,7 +176,7 @@ class Followers:
         """
         try:
             found = compute()
-            if self._reason:  # sums that were aborted on a device return what is no sum
+            if self._reason:  # Sums that were aborted on a device return wrong values.
                 raise EngineDead(self._reason)
             return found
         except EngineDead:

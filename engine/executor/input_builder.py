@@ -178,7 +178,7 @@ class InputBuilder:
         keeps_all: whether the hidden states of all tokens are needed, because a draft head reads them.
 
     Attributes:
-        bank: the adapters on the device, None for none.
+        bank: the adapters on the device, None if absent.
     """
 
     def __init__(
@@ -316,7 +316,7 @@ class InputBuilder:
         return None if slots is None or self.bank is None else self.bank.step(slots)
 
     def own_step(self, slots: Ints | None) -> OwnStep | None:
-        """Return the adapters' weights in place of the model's, for tokens of these slots; None for none."""
+        """Return the adapters' weights in place of the model's, for tokens of these slots; None if absent."""
         return None if slots is None or self.bank is None else self.bank.own_step(slots)
 
     def _kept(

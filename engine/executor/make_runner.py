@@ -65,7 +65,7 @@ def make_runner(
 
     Args:
         vocab_size: width of the logits.
-        bank: the adapters on the device; None for none.
+        bank: the adapters on the device; None if absent.
         head: model that computes the logits.
         step_timer: makes the timer of each step.
         mirror: the other ranks of the model; None for a single rank.

@@ -87,7 +87,7 @@ class ModelRunner:
         step_timer: makes the timer of each step.
         mirror: the other ranks of the model; None for a single rank.
         pooling: pooling of rows whose prompts are pooled; None pools the last token.
-        draws: captured draws; None for none.
+        draws: captured draws; None if absent.
     """
 
     def __init__(
@@ -326,7 +326,7 @@ def _unforced(masks: Masks) -> list[int]:
 
 
 def _line_masks(masks: Masks | None, forced: Mapping[int, int], width: int) -> LineMasks | None:
-    """Return the masks of positions that are not forced, for logits of this width; None for none."""
+    """Return the masks of positions that are not forced, for logits of this width; None if absent."""
     kept = _unforced(masks) if masks else []
     return LineMasks(_lines(masks, kept, forced), _as_wide(masks.words[kept], width)) if masks and kept else None
 

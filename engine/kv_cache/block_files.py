@@ -180,7 +180,7 @@ def found_files(folder: Path) -> Iterator[Path]:
 
 
 def open_block(path: str, flags: int) -> int:
-    """Open a block's file to read it, as an opener of ``open``. Raises OSError for what is no file."""
+    """Open a block's file to read it, as an opener of ``open``. Raises OSError for what is not a file."""
     fd = os.open(path, flags | _OPEN_FLAGS)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)

@@ -174,7 +174,7 @@ def _members(archive: BinaryIO) -> Iterator[tarfile.TarInfo]:
     The library's own loop follows whatever an archive says: into recursion, beyond the file, or backwards for ever.
 
     Raises:
-        tarfile.TarError: it is no archive, or it is cut.
+        tarfile.TarError: it is not an archive, or it is cut.
     """
     size = os.fstat(archive.fileno()).st_size
     while True:

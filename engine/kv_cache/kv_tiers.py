@@ -102,7 +102,7 @@ class KvTiers:
         scheme: names of pages.
         reader: reader of the pool.
         stores: the stores, the fastest first.
-        peers: tier of the pages of other replicas, which is asked after the stores and never written to; None for none.
+        peers: tier of other replicas' pages, which is asked after the stores and never written to; None if absent.
         admission: decides which pages are written while the engine computes; None for one that knows of no pool.
         most_fetched: limit on the bytes of pages that are read ahead and not used yet; a single sequence may exceed it.
         inline: whether to write and read at once, on the calling thread instead of the two threads; for tests.

@@ -107,7 +107,7 @@ def _peer_tier(config: EngineConfig, pages: KvPages | None) -> KvTiers | None:
 
 
 def _peer_reads(config: EngineConfig, scheme: BlockScheme) -> PeerReads | None:
-    """Return what gets pages of other replicas, which travel without encryption; None for none."""
+    """Return what gets pages of other replicas, which travel without encryption; None if absent."""
     return PeerReads(BlockCodec(scheme), int(config.kv_peer_gib * 2**30)) if config.kv_peer_gib else None
 
 

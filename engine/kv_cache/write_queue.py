@@ -29,7 +29,7 @@ class WriteQueue:
     Attributes:
         due: blocks that the writer takes as soon as it can.
         later: blocks that it takes while the engine has a pause; the first ones leave the queue when it is full.
-        reading: the block that the writer copies from the pool; None for none, or if its cell was forgotten meanwhile.
+        reading: the block that the writer copies from the pool; None if absent, or if its cell was forgotten meanwhile.
         is_writing: whether the writer has a block.
         is_resting: whether the engine has a pause: no sequence is running or waiting. Set by the engine's thread, and
             seen by the writer before its next block.

@@ -125,7 +125,7 @@ def _projections(model: DecoderModel) -> tuple[ProjectionShape, ...]:
 
 
 def _absorbed(model: DecoderModel) -> Iterator[ProjectionShape]:
-    """The modules of latent attention that are no products themselves."""
+    """Return the modules of latent attention that are not products themselves."""
     for layer in model.layers:
         latent, attention = model.config.latent, layer.attention
         if latent is not None and isinstance(attention, LatentAttention):

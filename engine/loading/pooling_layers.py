@@ -31,7 +31,7 @@ class DenseLayer:
 
     Attributes:
         weight: [out, in].
-        bias: [out]; None for none.
+        bias: [out]; None if absent.
     """
 
     weight: Tensor

@@ -198,7 +198,7 @@ def _delta(prefix: str, layer: DeltaLayer, rank: int, size: int) -> Splits:
 
 
 def tensor_splits(config: ModelConfig, rank: int, size: int) -> Iterator[tuple[str, int, tuple[Run, ...]]]:
-    """Return the tensors that are no module's weight or bias, the dimension they are split by, and a rank's runs."""
+    """Return the tensors other than modules' weights and biases, the dimension they are split by, and a rank's runs."""
     for index, layer in enumerate(config.layers):
         prefix = f"model.layers.{index}"
         heads = even_run(config.num_heads_of(index), rank, size)

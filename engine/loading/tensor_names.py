@@ -608,7 +608,7 @@ def _unused_keys(config: ModelConfig) -> frozenset[str]:
 
 
 def prediction_tensors(names: Iterable[str], config: ModelConfig) -> frozenset[str]:
-    """Return the tensors of layers that predict further tokens, which are no part of the model: see ``load_mtp``."""
+    """Return the tensors of layers that predict further tokens, which are not part of the model: see ``load_mtp``."""
     if (module := BY_NAME[config.family].prediction) is None:
         return frozenset()
     first, count = config.num_layers, config.prediction_layers
@@ -634,7 +634,7 @@ def check_tensors(expected: Mapping[str, Shape], found: Mapping[str, Shape], opt
 
 
 def _has_no_effect(name: str) -> bool:
-    """Whether a tensor is computed anew, or is a scale that changes no weight (``kv_scales`` reads those of KV)."""
+    """Whether a tensor is computed again, or is a scale that changes no weight (``kv_scales`` reads those of KV)."""
     return is_computed(name) or name.rpartition(".")[2] in _CACHE_SCALES
 
 

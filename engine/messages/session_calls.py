@@ -30,7 +30,7 @@ class ExportSession:
 
 @dataclass(frozen=True, slots=True)
 class ImportSession:
-    """Take a session from a file, answered by ``SessionReply`` with the tokens cached; 0 where it is no match."""
+    """Take a session from a file, answered by ``SessionReply`` with the tokens cached; 0 if it does not match."""
 
     id: int
     data: bytes

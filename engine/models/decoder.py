@@ -41,7 +41,7 @@ class DecoderModel:
         layer_inputs: computes the inputs that layers get for each token beside the residual stream; None without such
             inputs.
         score: [classes, H] fp32, the classification head; None without one.
-        embedding_norm: the norm behind the embedding, whose result is the residual stream; None for none.
+        embedding_norm: the norm behind the embedding, whose result is the residual stream; None if absent.
         widened: types and schemes of the checkpoint's quantised matrices that are stored in the model's type here.
         kv_scales: the checkpoint's static scales of keys and values by layer; empty if its scales are not used, None if
             it has none.

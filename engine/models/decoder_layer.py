@@ -32,7 +32,7 @@ class DecoderLayer:
         next_norm: the norm before the next layer, or the model's last norm.
         is_parallel: whether the MLP's input is the residual stream before attention's output is added.
         beside: a mixture of experts beside the MLP, or None.
-        input: the layer's input for each token beside the residual stream; None for none.
+        input: the layer's input for each token beside the residual stream; None if absent.
     """
 
     attention: LayerMixer | None

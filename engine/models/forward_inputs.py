@@ -35,11 +35,11 @@ class ForwardInputs(PagedBatch):
         positions: [T] int64, the position of each token in its sequence, as a row of the rotary tables: in a long
             sequence ``DecoderModel.long_offset`` is added.
         kv_loc: [T] int64, the cell for the token's K and V: ``page * page_size + position % page_size``.
-        lora: the adapters of this step, None for none.
+        lora: the adapters of this step, None if absent.
         layer_inputs: [T, L * P], the inputs of the L layers for each token beside the residual stream
             (``LayerInputs``); None in a model without such inputs.
         embedded: [T, H], the token embeddings in the model's type, in a model with shared blocks; else None.
-        own: weights of adapters in place of the model's in this step, None for none.
+        own: weights of adapters in place of the model's in this step, None if absent.
         own_rows: the rows of adapters' own embeddings in a captured pass; None in other passes.
         kept: [S] int64, the tokens whose hidden states are needed, None for all.
         states: slots of recurrent states; None in a model without recurrent states.

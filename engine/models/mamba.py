@@ -62,7 +62,7 @@ class Mamba:
         input: the projection to x and gate, side by side.
         selection: projection of conv(x) to the inputs of ``steps``, B and C.
         steps: projection to a step for each channel, without the bias that the scan adds.
-        norms: norms of the inputs of ``steps``, of B and of C, None for none.
+        norms: norms of the inputs of ``steps``, of B and of C, None if absent.
         columns: columns of these parts.
     """
 

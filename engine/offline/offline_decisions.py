@@ -48,7 +48,7 @@ class DecisionAnswer:
         probability: probability that a predicate is true; None for other questions.
         choice: the likeliest value of a choice; None for other questions.
         score: the expected index of the level, counted from 0, for a ``score`` question; None for other questions.
-        calibration: name of the calibration that was applied; None for none.
+        calibration: name of the calibration that was applied; None if absent.
         digest: digest of the question and of the model's content.
     """
 
@@ -196,7 +196,7 @@ def read_answers(
         asked: the questions, from ``read_questions``.
         planned: the same questions in tokens, from ``plan_questions``.
         digest_of: returns the digest of an adapter, or for None that of the base model; "" if it is not known.
-        calibration_dir: folder of the calibrations that questions name; None for none.
+        calibration_dir: folder of the calibrations that questions name; None if absent.
         run: computes requests.
 
     Raises:

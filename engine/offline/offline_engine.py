@@ -110,7 +110,7 @@ class OfflineEngine:
         """Begin a checked request in addition to the running ones. ``step`` advances all of them.
 
         Args:
-            generated: tokens of the answer that are known already and after which the request continues; None for none.
+            generated: known tokens of the answer, after which the request continues; None if absent.
         """
         running = RunningRequest(request, builder, on_delta, self._callbacks)
         served = given.adapter.model.served

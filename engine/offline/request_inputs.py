@@ -67,7 +67,7 @@ class RequestMaker:
 
     Args:
         defaults: the model's default parameters.
-        metrics: observer of the requests; None for none.
+        metrics: observer of the requests; None if absent.
     """
 
     def __init__(self, defaults: SamplingDefaults, metrics: OfflineMetrics | None = None) -> None:

@@ -43,7 +43,7 @@ _ROW = np.dtype(
         ("num_logprobs", np.int64),  # -1: none wanted, not even of the chosen token
         ("num_prompt_logprobs", np.int64),
     ],
-    align=True,  # torch takes no column whose stride is no multiple of its items
+    align=True,  # torch refuses columns whose stride is not a multiple of the item size.
 )
 _MIN_TEMPERATURE = 1e-20  # least positive temperature: float32 might round a smaller one to 0, which means greedy
 

@@ -130,7 +130,7 @@ class ProgramPool:
 
 
 def _run(workers: WorkerPool[WorkerProcess], job: bytes, seconds: float, num_bytes: int) -> bytes:
-    """Run a job in a free worker, once more if that is ended from outside, as by the kernel for want of memory."""
+    """Run a job in a free worker, and again in another if the worker is killed, such as when memory runs out."""
     for _ in range(MOST_TRIES):
         try:
             worker = workers.acquire()

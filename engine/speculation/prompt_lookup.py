@@ -80,7 +80,7 @@ class NgramIndex:
                 order.add(self._key, self._num_indexed)
 
     def _candidates(self) -> Iterator[int]:
-        """Yield earlier ends of the last tokens: where the last match goes on, then those of the longest key."""
+        """Yield earlier ends of the last tokens: the one after the last match, then those of the longest key."""
         end = len(self._tokens)
         if self._source >= 0:
             yield self._source

@@ -86,7 +86,7 @@ class _Step:
         return agreeing / (agreeing + others) if agreeing else 0.0
 
     def share_of_end(self, at: int) -> float:
-        """Return the probability that a number ends before the sampled byte at ``at``, which is no part of a number."""
+        """Return the probability that a number ends before the sampled byte at ``at``, which does not belong to it."""
         masses = self._differing.get(at, {})
         longer = sum(mass for byte, mass in masses.items() if byte in _OF_NUMBERS)
         ended = self._agreeing[at] + sum(masses.values()) - longer

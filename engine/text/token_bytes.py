@@ -35,7 +35,7 @@ class DecoderRules:
         byte_fallback: whether ``<0x0A>`` is one byte.
         replacements: (old, new) texts that are replaced in each piece, in this order.
         strip: number of leading spaces that are dropped from a whole text.
-        strip_mark: character that is dropped from the first token of a text; None for none.
+        strip_mark: character that is dropped from the first token of a text; None if absent.
     """
 
     byte_level: bool = False

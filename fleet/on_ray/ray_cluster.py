@@ -39,7 +39,7 @@ _FOLDER = "rootgraft-ray-"
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "token",
-    # Setting by which Ray listens on the loopback interface only; its name means "this machine is no cluster".
+    # Setting by which Ray listens on the loopback interface only; its name means "this machine is not a cluster".
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     # Replicas of one machine share its GPUs: an actor that requests none may still use them.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

@@ -121,7 +121,7 @@ def _number_automaton(rules: LarkRules, alternative: Alternative) -> StringAutom
     """Return the automaton of the spellings that the terminal for some numbers accepts."""
     body = rules.body_of(number_terminal(rules, alternative.types & NUMBER, alternative.numbers))
     must, must_not = [], []
-    # A text that is no character in Rust's syntax is a set of other characters in ours.
+    # A text that is not a character in Rust's syntax is a set of other characters in ours.
     text = _HEXADECIMAL.sub(lambda match: rf"\u{int(match[1], 16):04x}", body).replace("[ab&&c]", r"\u0000")
     if body.startswith("%") or "~(" in body:
         raise rules.unsupported(("uniqueItems",), "multiples of this number are too complex to follow")

@@ -172,7 +172,7 @@ class _Ends:
         return "".join(known) if len(known) == len(texts) else None
 
     def _terminal(self, text: str) -> str | None:
-        """Return a short text of a terminal that is no rule; None if it is not read here."""
+        """Return a short text of a terminal that is not a rule; None if it is not read here."""
         if text[:1] == '"':
             return self._spell(lark_literal(text.removesuffix("i")))
         if text[:1] == "/":

@@ -55,7 +55,7 @@ def raw_string(strings: Strings, end: str, *, without: str, taken: str | None = 
     Args:
         end: regular expression of the part of the mark that belongs to the terminal.
         without: the mark, which no string may contain.
-        taken: regular expression of the texts that represent other values, such as numbers; None for none.
+        taken: regular expression of the texts that represent other values, such as numbers; None if absent.
     """
     if strings.values is not None:
         usable = [value for value in strings.values if without not in value]

@@ -351,7 +351,7 @@ class MemoryState:
         try:
             kept = [each.kept(self.written(each.begun, text)) for each in place.rivals]
         except ValueError:
-            return None  # Like in `_follow`: bytes of a token that are no character end a string.
+            return None  # Like in `_follow`: bytes of a token that are not a character end a string.
         place = replace(place, rivals=tuple(each for each in kept if each.values))
         if not place.must_be_searched or self._is_searching:
             return place

@@ -51,8 +51,8 @@ def decimal_terms(low: Decimal | None, high: Decimal | None, *, low_open: bool, 
     """Return regexes that a plain number's spelling must all match to be in an interval.
 
     Args:
-        low: lower bound, None for none.
-        high: upper bound, None for none.
+        low: lower bound, None if absent.
+        high: upper bound, None if absent.
         low_open: the lower bound itself is excluded.
         high_open: the upper bound itself is excluded.
     """

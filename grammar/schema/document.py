@@ -306,7 +306,7 @@ def _declares(schema: dict[str, Any], name: str) -> bool:
 def _walk_schemas(
     root: dict[str, Any], pointer: str, scope: SchemaScope
 ) -> Iterator[tuple[dict[str, Any], str, SchemaScope]]:
-    """Yield every subschema with its pointer and scope; values of unknown keywords are no subschemas."""
+    """Yield every subschema with its pointer and scope; values of unknown keywords are not subschemas."""
     stack: list[tuple[dict[str, Any], str, SchemaScope]] = [(root, pointer, scope)]
     while stack:
         at, pointer, scope = stack.pop()

@@ -81,7 +81,7 @@ def _members(value: Any) -> dict[Any, Any]:
 
 
 def _error(spec: GrammarSpec, path: Path, reason: str) -> GrammarError:
-    """Locate an error at the last keyword on a path; property names and keys inside data are no keywords."""
+    """Locate an error at the last keyword on a path; property names and keys inside data are not keywords."""
     at = last = 0
     while at < len(path):
         step = path[at]

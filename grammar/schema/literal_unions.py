@@ -31,7 +31,7 @@ def literal_values(schema: Any) -> list[Any] | None:
 
 
 def merged(branches: Sequence[Any]) -> tuple[list[tuple[int, Any]], list[list[Any]]]:
-    """Return the branches that are no literals, with their numbers, and the values of each literal branch."""
+    """Return the branches that are not literals, with their numbers, and the values of each literal branch."""
     others: list[tuple[int, Any]] = []
     literals: list[list[Any]] = []
     for number, branch in enumerate(branches):

@@ -18,7 +18,7 @@ from .json_types import ALL_TYPES, ARRAY, BOOLEAN, FALSE, NULL, NUMBER, OBJECT, 
 # Longer than an answer can be: a larger maximum changes nothing, a larger minimum cannot be met.
 MAX_LENGTH = 8192
 MAX_MULTIPLE = 10_000
-# From this number on every double is an integer, and most integers are no doubles.
+# From this number on every double is an integer, and most integers are not doubles.
 EXACT_INTEGERS = 2**53
 _OF_NUMBERS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf")
 _OF_STRINGS = ("pattern", "format", "minLength", "maxLength")
@@ -102,7 +102,7 @@ def undeniable(schema: dict[str, Any]) -> Iterator[str]:
 
 
 def _is_deniable_multiple(schema: dict[str, Any]) -> bool:
-    """Return whether the numbers that are no multiples can be written. Validators divide doubles."""
+    """Return whether the numbers that are not multiples can be written. Validators divide doubles."""
     step = schema.get("multipleOf")
     return isinstance(step, int) and divisible_terms(step) is not None
 

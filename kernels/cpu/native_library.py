@@ -108,7 +108,7 @@ class NativeLibrary:
         arena: memory of packed weights.
         num_threads: threads of an op, the calling thread included. The thread pool is the library's own; torch's
             thread count does not apply to it.
-        listener: gets the time of each call, None for none.
+        listener: gets the time of each call, None if absent.
     """
 
     def __init__(self, handle: ctypes.CDLL) -> None:

@@ -86,6 +86,6 @@ class DrawTable:
             values: structured array [n] with the fields ``COLUMNS`` and ``seed``, uint64.
         """
         table = np.stack([*(values[name].astype(np.float64) for name in COLUMNS), values["seed"].view(np.float64)], 1)
-        # As integers: a copy of seeds as floats may change what is no number.
+        # Copied as integers: a copy as floats may change the bits of seeds that are a NaN.
         numbers = to_device(table.view(np.int64), self.rows.device)
         self.rows.view(torch.int64)[to_device(rows, self.rows.device)] = numbers

@@ -12,7 +12,7 @@ from torch import Tensor
 
 NARROW_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 TYPES = {**NARROW_TYPES, "fp32": torch.float32}
-ALIGNMENT = 16  # bytes; Triton compiles another kernel if an address or a number is no multiple of 16
+ALIGNMENT = 16  # bytes; Triton compiles another kernel if an address or a number is not a multiple of 16
 _NARROW = frozenset(NARROW_TYPES.values())
 _INTERPRETED_SMS = 4  # multiprocessors of the interpreted device: few, so that small tests cover both ways to split
 

@@ -170,7 +170,7 @@ class Family:
         gated_attention: ``gated_attention`` of ``ModelConfig``; ``softplus_gate`` likewise.
         gating_key: the key by which the gate has a column for each head (true or "per-head") or for each of the head's
             dimensions ("per-element"); None if ``gated_attention`` decides.
-        ignored: prefixes of the names of modules in checkpoints that are no part of the model.
+        ignored: prefixes of the names of modules in checkpoints that are not part of the model.
         output_module, mlp_block, final_norm: the fields of ``ModelConfig`` with the same names.
         prediction: how checkpoints store MTP modules, None if no such form is known.
         config_names: the family's own names of keys in ``config.json``, with the usual names.

@@ -13,7 +13,7 @@ module of its own (AFMoE), which may have a single row for each head (LFM3)."""
 
 
 class LayerNorms(NamedTuple):
-    """Names of a layer's norms, None for none."""
+    """Names of a layer's norms, None if absent."""
 
     before_attention: str | None
     after_attention: str | None

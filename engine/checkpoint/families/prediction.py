@@ -18,7 +18,7 @@ class PredictionModule:
         hidden_norm: the norm of hidden states.
         product: the projection of the two normed vectors, side by side.
         last_norm: the norm after the layer.
-        embedding: the module's own embedding, a copy of the model's that some checkpoints leave out; None for none.
+        embedding: the module's own embedding, a copy of the model's that some checkpoints leave out; None if absent.
         head: the module's own head, likewise.
         hidden_first: whether hidden states come before embeddings in the product's input.
         reads_normed: whether the module reads the model's hidden states after the model's last norm, else before that

@@ -73,7 +73,7 @@ class TransformersModel:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, lora: LoraStep | None = None, own: OwnStep | None = None) -> Tensor:
-        """Return the logits [S, V] fp32 of hidden states [S, H], by all of the causal model that follows its decoder.
+        """Return the logits [S, V] fp32 of hidden states [S, H], by the causal model's modules after its decoder.
 
         ``lora`` are the adapters of these rows, if any of them changes the head; none has an own head (``takes_own``).
         """
