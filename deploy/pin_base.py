@@ -41,7 +41,7 @@ class ImageName(NamedTuple):
         has_host = bool(slash) and (host == "localhost" or "." in host or ":" in host)
         found = re.fullmatch(r"([a-z0-9][a-z0-9._/-]*)(?::(\w[\w.-]{0,127}))?", rest if has_host else text)
         if found is None:
-            raise SystemExit(f"{text!r} is no image: [HOST[:PORT]/]NAME[:TAG], without a digest.")
+            raise SystemExit(f"{text!r} is not an image: it must be [HOST[:PORT]/]NAME[:TAG], without a digest.")
         name, tag = found[1], found[2] or "latest"
         if has_host and host != "docker.io":
             return cls(host, name, tag)
@@ -76,7 +76,7 @@ def newest_digest(name: ImageName) -> str:
         raise SystemExit(f"{name.url} answers {reply.status_code}.")
     digest = f"sha256:{hashlib.sha256(reply.content).hexdigest()}"
     if (told := reply.headers.get("Docker-Content-Digest", digest)) != digest:
-        raise SystemExit(f"{name.url} says {told}, and its manifest has {digest}.")
+        raise SystemExit(f"{name.url} reports {told}, but its manifest has {digest}.")
     return digest
 
 
@@ -85,7 +85,7 @@ def pin(dockerfile: Path, image: str) -> str:
     pinned = f"{image}@{newest_digest(ImageName.parse(image))}"
     text, count = re.subn(r"(?m)^ARG BASE=.*$", f"ARG BASE={pinned}", dockerfile.read_text("utf-8"))
     if count != 1:
-        raise SystemExit(f"{dockerfile} has {count} lines ARG BASE=, not one.")
+        raise SystemExit(f"{dockerfile} must have one line ARG BASE=, not {count}.")
     dockerfile.write_text(text, "utf-8")
     return pinned
 
@@ -95,7 +95,7 @@ def main() -> None:
     try:
         print(pin(DOCKERFILE, sys.argv[1] if len(sys.argv) > 1 else IMAGE))
     except (httpx.HTTPError, ValueError, KeyError) as error:
-        raise SystemExit(f"The registry cannot be asked: {type(error).__name__}: {error}") from None
+        raise SystemExit(f"The registry cannot be reached: {type(error).__name__}: {error}") from None
 
 
 if __name__ == "__main__":

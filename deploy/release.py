@@ -30,7 +30,7 @@ def notes(changes: str, version: str) -> str:
     if found is None:
         raise SystemExit(f"CHANGELOG.md has no section '## {version}'.")
     if "not released" in found["rest"]:
-        raise SystemExit(f"CHANGELOG.md says that {version} is not released yet: put the date there, and commit it.")
+        raise SystemExit(f"CHANGELOG.md says that {version} is not released yet: enter the date, and commit it.")
     return found["text"].strip() + "\n"
 
 
@@ -55,7 +55,7 @@ def source_archive(folder: Path) -> Path:
 def main() -> None:
     """Make all files, from a checkout without changes."""
     if changed := subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True).stdout:
-        raise SystemExit(f"A release is made of what is committed, and there are changes:\n{changed}")
+        raise SystemExit(f"A release needs a clean work tree, but there are uncommitted changes:\n{changed}")
     version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
     text = notes((ROOT / "CHANGELOG.md").read_text("utf-8"), version)
     shutil.rmtree(DIST, ignore_errors=True)

@@ -156,7 +156,7 @@ class _Sorted:
     def _add_fused(
         self, name: str, part: str, tensor: Tensor, modules: tuple[str, ...], trained: str, layout: BaseLayout
     ) -> None:
-        """Add a part of LoRA of several modules that were trained as one: they share A, and have rows of the others."""
+        """Add a part of a LoRA of several modules trained as one: A is shared, other parts are split by rows."""
         if part.startswith("lora_monteclora_sampler."):
             return
         sizes = [layout.modules[module][0] for module in modules]

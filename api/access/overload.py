@@ -30,7 +30,7 @@ MARGIN = 1.5
 MEMORY = 20
 """Time in which a correction of estimates halves without new measurements, as a multiple of the class's target."""
 
-_OVERTAKEN = 7  # sequences of its tenant that one with a cached prefix may pass: the engine looks at the next eight
+_OVERTAKEN = 7  # A sequence with a cached prefix may pass 7 of its tenant: the engine looks at the next eight.
 
 
 @dataclass(frozen=True, slots=True)

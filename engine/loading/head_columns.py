@@ -81,7 +81,7 @@ def position_pairs(config: ModelConfig, shard: Shard | None, dtype: torch.dtype,
 
 
 def position_rotation(config: ModelConfig, max_positions: int, device: torch.device) -> Tensor | None:
-    """Return the table by which those columns are rotated, as a rotary embedding's; None without ALiBi."""
+    """Return the table that rotates those columns like a rotary embedding; None without ALiBi."""
     return None if config.alibi is None else position_table(max_positions, device)
 
 

@@ -40,7 +40,7 @@ def number_terminal(rules: LarkRules, types: int, numbers: Numbers) -> str:
     if not number_ranges.spells_any(
         numbers.low, numbers.high, low_open=numbers.low_open, high_open=numbers.high_open, whole=types == INTEGER
     ):
-        raise rules.unsupported(_BOUNDS, "every number within the bounds has too many digits")
+        raise rules.unsupported(_BOUNDS, "no number within the bounds has few enough digits")
     multiple = numbers.multiple
     if multiple is None or (types == INTEGER and multiple.numerator == 1 and _are_safe(numbers)):
         return _terminal(rules, _terms(types, numbers, None), numbers)

@@ -354,7 +354,7 @@ def test_a_restart_refuses_a_name_that_stands_for_something_else(tmp_path: Path)
         state = make(tmp_path)
         await Admin(state).add(adapter_folder(tmp_path, "one"))
         assert state.models.versions is not None and state.engine.client is not None
-        with pytest.raises(ConfigError, match="the base model has the name sql too"):
+        with pytest.raises(ConfigError, match="the base model also has the name sql"):
             await state.models.versions.restore(["sql"])
         await state.engine.client.load_adapter("sql", "elsewhere")
         with pytest.raises(ConfigError, match="an adapter of --lora-modules has the name sql too"):
