@@ -37,9 +37,11 @@ from benchmarks.fuzzing.tiered_fuzzer import TieredFakeFuzzer, TieredModelFuzzer
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=None, help="a random one, which is printed, by default")
+    parser.add_argument("--seed", type=int, default=None, help="by default a random seed, which is printed")
     parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after the world that runs then")
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="stop after the world that runs at this time"
+    )
     parser.add_argument("--world", help="run one world by its seed, such as 17.3")
     parser.add_argument(
         "--only", help="requests of that world, such as 4,17", type=lambda text: [*map(int, text.split(","))]

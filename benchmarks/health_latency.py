@@ -259,7 +259,7 @@ def run(asks: int) -> dict[str, Any]:
 def main() -> int:
     """Measure, print, write the file if one is named. Returns 1 if something does not hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--asks", type=int, default=300, help="for health, during each input")
+    parser.add_argument("--asks", type=int, default=300, help="health requests during each input")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     command = f"python -m benchmarks.health_latency --asks {options.asks}"

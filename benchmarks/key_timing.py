@@ -215,7 +215,7 @@ def measure(tries: int) -> dict[str, Any]:
 def main() -> int:
     """Measure, print, write the file if one is named. 1 if there is a signal, or none where there must be one."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--tries", type=int, default=10_000, help="of each kind (default: 10000)")
+    parser.add_argument("--tries", type=int, default=10_000, help="tries of each kind (default: 10000)")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     figures = measure(options.tries)

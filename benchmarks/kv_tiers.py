@@ -236,13 +236,13 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=1500)
     parser.add_argument("--documents", type=int, default=8)
     parser.add_argument(
-        "--tokens", type=int, default=1000, help="of a document, and of a prompt that never comes again"
+        "--tokens", type=int, default=1000, help="tokens of a document, and of a prompt that never recurs"
     )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--distinct", type=int, default=32, help="prompts that never come again")
+    parser.add_argument("--distinct", type=int, default=32, help="prompts that never recur")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--parts", default="restart,round robin,zipf,distinct,distinct on a full disk")
-    parser.add_argument("--llama-server", type=Path, help="llama.cpp's, for the part llama.cpp")
+    parser.add_argument("--llama-server", type=Path, help="llama.cpp's llama-server, for the part llama.cpp")
     parser.add_argument("--gguf", type=Path, help="the model's file for llama.cpp")
     parser.add_argument("--out", type=Path, help="file for the figures, as JSON")
     options = parser.parse_args()

@@ -104,7 +104,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--ranks", type=int, default=3)
     parser.add_argument("--way", choices=("tensor", "pipeline"), default="tensor")
-    parser.add_argument("--form", help="of weights, as --quantization of rootgraft serve")
+    parser.add_argument("--form", help="form of the weights, as --quantization of rootgraft serve")
     parser.add_argument("--kv", default="auto", help="format of KV, as --kv-cache-dtype of rootgraft serve")
     args = parser.parse_args()
     options = {"quantization": args.form, "kv_cache_dtype": args.kv}

@@ -155,7 +155,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no strike after so many")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="time after which no strike begins")
     parser.add_argument("--at-once", type=int, default=1)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()

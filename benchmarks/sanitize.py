@@ -38,7 +38,7 @@ SETTINGS = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sanitizer", choices=SANITIZERS)
-    parser.add_argument("--level", choices=LEVELS, help="of CPUs; default: this very one")
+    parser.add_argument("--level", choices=LEVELS, help="level of CPUs; default: this CPU's")
     options, arguments = parser.parse_known_args()
     loaded = os.environ.pop("LD_PRELOAD", None)  # not for the compiler, nor for what tests start
     names, flag = SANITIZERS[options.sanitizer]

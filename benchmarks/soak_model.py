@@ -259,7 +259,7 @@ def main() -> int:
     """Soak, or print what a file holds. Returns 1 if something does not hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=120)
-    parser.add_argument("--cores", type=float, default=0.3, help="processor time that the server shall use")
+    parser.add_argument("--cores", type=float, default=0.3, help="number of cores' processor time that the server uses")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--output", type=Path, default=Path("soak-model.json"))
     parser.add_argument("--summary", type=Path, help="print what a file holds, and end")

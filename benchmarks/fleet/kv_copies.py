@@ -206,9 +206,11 @@ async def _measure(options: argparse.Namespace) -> int:
 
 def main() -> int:
     made = parser(__doc__)
-    made.add_argument("--split", action="store_true", help="prompts apart from answers, in place of copies")
+    made.add_argument(
+        "--split", action="store_true", help="separate replicas for prompts and answers, instead of copies"
+    )
     made.add_argument("--prompts", type=int, default=6)
-    made.add_argument("--seconds", type=float, default=40.0, help="of each of the four runs")
+    made.add_argument("--seconds", type=float, default=40.0, help="duration of each of the four runs")
     made.add_argument("--every", type=float, default=4.0, help="seconds from one long prompt to the next")
     options = made.parse_args()
     return int(run_within(START_SECONDS + 8 * options.seconds, _measure(options)))

@@ -205,7 +205,7 @@ def main() -> int:
     made.add_argument("--replicas", type=int, default=2, help="of each model")
     made.add_argument("--clients", type=int, default=4, help="of each model")
     made.add_argument("--tokens", type=int, default=32)
-    made.add_argument("--seconds", type=float, default=5.0, help="of load before and after each change")
+    made.add_argument("--seconds", type=float, default=5.0, help="duration of the load before and after each change")
     options = made.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         return int(run_within(2 * START_SECONDS + 10 * options.seconds, _measure(options, Path(folder))))

@@ -35,9 +35,9 @@ IDLE_SECONDS = 360.0
 
 def main() -> int:
     made = parser(__doc__)
-    made.add_argument("--seconds", type=float, default=600.0, help="of the sine's period")
+    made.add_argument("--seconds", type=float, default=600.0, help="period of the sine")
     made.add_argument("--most", type=int, default=3)
-    made.add_argument("--rows", type=int, default=8, help="sequences that a replica is meant to have")
+    made.add_argument("--rows", type=int, default=8, help="target number of sequences of a replica")
     made.add_argument("--tokens", type=int, default=96)
     options = made.parse_args()
     return int(run_within(2 * START_SECONDS + options.seconds + IDLE_SECONDS, _measure(options)))

@@ -201,7 +201,7 @@ def main() -> int:
     made = parser(__doc__)
     made.add_argument("--clients", type=int, default=2, help="of each model")
     made.add_argument("--tokens", type=int, default=32)
-    made.add_argument("--seconds", type=float, default=4.0, help="of load before and after each event")
+    made.add_argument("--seconds", type=float, default=4.0, help="duration of the load before and after each event")
     options = made.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         return int(run_within(2 * START_SECONDS + 10 * options.seconds, _measure(options, Path(folder))))

@@ -235,7 +235,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("gpu-results.json"))
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--tiny", action="store_true", help="rehearse on a CPU, with sizes that mean nothing")
+    parser.add_argument("--tiny", action="store_true", help="rehearse on a CPU with tiny sizes")
     parser.add_argument("--here", action="store_true", help="run the one part in this process and report nothing")
     return parser.parse_args()
 

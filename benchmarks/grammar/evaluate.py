@@ -212,7 +212,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--sample", type=int, default=0, help="so many schemas at random; 0 is all")
+    parser.add_argument("--sample", type=int, default=0, help="number of random schemas; 0 for all")
     parser.add_argument("--outputs", type=int, default=20, help="random outputs for each schema")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the counts here")

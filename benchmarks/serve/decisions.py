@@ -170,7 +170,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--curve", type=int, nargs="*", default=[2, 26, 255])
     parser.add_argument("--curve-questions", type=int, default=10)
-    parser.add_argument("--llama-server", help="llama.cpp's llama-server; by default it does not take part")
+    parser.add_argument("--llama-server", help="llama.cpp's llama-server; by default it is left out")
     parser.add_argument("--output", type=Path, help="JSON file of the result")
     options = parser.parse_args()
     servers = {"ours": Server(f"{shlex.quote(sys.executable)} -m rootgraft.api.cli.main serve --port {{port}}")}

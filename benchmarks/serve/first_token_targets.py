@@ -193,8 +193,8 @@ def _report(options: argparse.Namespace, found: dict[str, Any], targets: dict[st
 def main() -> int:
     """Measure. Returns 1 if something does not hold."""
     made = parser(__doc__)
-    made.add_argument("--seconds", type=float, default=25.0, help="of arrivals, in each run")
-    made.add_argument("--load", type=float, default=1.6, help="arrivals, as a multiple of what is answered")
+    made.add_argument("--seconds", type=float, default=25.0, help="time of arrivals in each run")
+    made.add_argument("--load", type=float, default=1.6, help="rate of arrivals, as a multiple of the rate of answers")
     made.add_argument("--realtime", type=int, default=500, help="target in ms")
     made.add_argument("--interactive", type=int, default=2000, help="target in ms")
     made.add_argument("--threads", type=int, default=2)

@@ -96,7 +96,7 @@ def write_bfloat16(gguf: Path, folder: Path) -> None:
     config = gguf_model_config(file)
     rope = config.layers[0].rope
     if config.family != "llama" or rope is None or rope.scaling is not None:
-        raise Unavailable(f"{gguf.name} is no plain Llama, of which alone a bfloat16 copy is made")
+        raise Unavailable(f"{gguf.name} is not a plain Llama: only plain Llamas get a bfloat16 copy")
     source = GgufWeights(file, config)
     tensors = {name: torch.empty(shape, dtype=torch.bfloat16) for name, shape in source.shapes.items()}
     for name, tensor in tensors.items():

@@ -188,7 +188,7 @@ async def run(options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--together", type=int, default=32, help="requests in one turn of the event loop")
-    parser.add_argument("--system-words", type=int, default=0, help="of a system prompt that all of them share")
+    parser.add_argument("--system-words", type=int, default=0, help="words of a system prompt that all requests share")
     parser.add_argument("--steps", type=int, default=40, help="tokens of each answer")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)

@@ -76,11 +76,15 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--workloads", nargs="+", choices=NAMES, help="default: all, or with --quick W1 W2 W5")
     parser.add_argument("--temperatures", nargs="+", type=float, default=[1.0], help="0 is greedy")
     parser.add_argument("--repeats", type=int, help="default: 3, with --quick 1")
-    parser.add_argument("--budget", type=float, default=180.0, help="seconds of a workload on a server, then no repeat")
-    parser.add_argument("--seed", type=int, help="of the prompts; default: a new one")
+    parser.add_argument(
+        "--budget", type=float, default=180.0, help="seconds after which a workload on a server is not repeated"
+    )
+    parser.add_argument("--seed", type=int, help="seed of the prompts; default: a new one")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--output", type=Path, default=Path("table.json"))
-    parser.add_argument("--folder", type=Path, default=cache_folder().parent / "table", help="for models and peers")
+    parser.add_argument(
+        "--folder", type=Path, default=cache_folder().parent / "table", help="folder for models and peers"
+    )
     parser.add_argument("--vllm", help="the command vllm, of a build for CPUs")
     parser.add_argument("--llama-server", help="llama.cpp's llama-server")
     parser.add_argument("--openvino-python", help="a Python with openvino-genai")
