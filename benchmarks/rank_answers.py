@@ -8,6 +8,11 @@ are, unless ``--form`` names another form of weights, and numbers are float32. T
 follow schemas, expressions and formats of calls, ask for logprobs, use adapters of ranks 8 to 64, one with DoRA and one
 with a head of its own, and share a small pool; each rank has one thread. Exit code 1 if a token, an end or, by more
 than 0.01, a logprob differs, or if no request found a prefix or had drafts.
+
+With ``--kv int8`` a sum whose last bit is another one may move a key by a whole step of its rounding, after which all
+later layers round anew. So answers differ there, and the measure is one rank without that rounding: the ranks' logprobs
+may differ from those of one rank only by less than the rounding changes them, and a greedy answer may go another way
+only where the two tokens are so near.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from support.engine.core_hooks import core_of
-from support.engine.mixed_answers import Answered, assert_same, mixed_answers
+from support.engine.mixed_answers import Answered, assert_same, is_greedy, mixed_answers
 from torch import Tensor
 
 from benchmarks.serve.make_adapters import RANKS, random_factors, write_adapter
@@ -45,6 +50,9 @@ OPTIONS: dict[str, Any] = {
     "max_loras": 3,
 }
 
+SCORES = 20
+"""Logprobs of a position, where they are measured."""
+SHARES = (0.5, 0.9, 0.99, 1.0)
 COUNTS = ("preemptions", "prompt_tokens_cached", "draft_tokens", "draft_tokens_accepted")
 
 
@@ -87,15 +95,63 @@ def change_adapter(folder: Path, change: Callable[[dict[str, Tensor], dict[str, 
     config.write_text(json.dumps(fields))
 
 
-def answers(count: int, folder: Path, names: list[str], **options: Any) -> tuple[list[Answered], dict[str, float]]:
+def answers(
+    count: int, folder: Path, names: list[str], logprobs: int | None = None, **options: Any
+) -> tuple[list[Answered], dict[str, float]]:
     """Answer the requests by a model of some ranks. Returns the answers, and what was counted in ``COUNTS``."""
     llm = LLM(**OPTIONS, lora_dir=str(folder), **options)
     try:
-        found: list[Answered] = mixed_answers(llm, names, count=count)
+        found: list[Answered] = mixed_answers(llm, names, count=count, logprobs=logprobs)
         stats = core_of(llm).stats()
         return found, {name: stats[name] for name in COUNTS}
     finally:
         llm.close()
+
+
+def same_tokens(one: Answered, other: Answered) -> int:
+    """Return the number of tokens before the first that differs."""
+    pairs = enumerate(zip(one.tokens, other.tokens, strict=False))
+    return next((at for at, (ours, theirs) in pairs if ours != theirs), min(len(one.tokens), len(other.tokens)))
+
+
+def differences(found: list[Answered], expected: list[Answered]) -> list[float]:
+    """Return by how much logprobs differ, ``SHARES`` of them by less, where the tokens before are the same."""
+    seen = [0.0]
+    for one, other in zip(found, expected, strict=True):
+        assert one.scores is not None and other.scores is not None
+        for ours, theirs in zip(one.scores[: same_tokens(one, other)], other.scores, strict=False):
+            seen += [abs(ours[token] - theirs[token]) for token in ours.keys() & theirs.keys()]
+    seen.sort()
+    return [seen[round(share * (len(seen) - 1))] for share in SHARES]
+
+
+def widest_gap(found: list[Answered], expected: list[Answered]) -> float:
+    """Return the largest gap of logprobs between a token and the one in its place, of greedy answers that part.
+
+    A structured answer may part between tokens that are not among the ``SCORES`` most likely ones; those are left out.
+    """
+    gaps = [0.0]
+    for number, (one, other) in enumerate(zip(found, expected, strict=True)):
+        at = same_tokens(one, other)
+        if is_greedy(number) and at < min(len(one.tokens), len(other.tokens)):
+            assert one.scores is not None and other.scores is not None
+            ours, theirs = one.tokens[at], other.tokens[at]
+            gaps += [
+                abs(each[ours] - each[theirs])
+                for each in (one.scores[at], other.scores[at])
+                if {ours, theirs} <= each.keys()
+            ]
+    return max(gaps)
+
+
+def is_within_rounding(found: list[Answered], expected: list[Answered], unrounded: list[Answered]) -> bool:
+    """Return whether answers differ by less than the rounding of KV changes them; print by how much."""
+    ours, bounds, gap = differences(found, expected), differences(expected, unrounded), widest_gap(found, expected)
+    for what, each in (("ranks", ours), ("rounding", bounds)):
+        shares = ", ".join(f"{share:.0%} {value:.4f}" for share, value in zip(SHARES, each, strict=True))
+        print(f"logprobs differ by the {what}: {shares}")
+    print(f"greedy answers part where two tokens are within {gap:.4f}", flush=True)
+    return gap <= bounds[-1] and all(one <= bound for one, bound in zip(ours, bounds, strict=True))
 
 
 def main() -> int:
@@ -107,16 +163,23 @@ def main() -> int:
     parser.add_argument("--form", help="form of the weights, as --quantization of rootgraft serve")
     parser.add_argument("--kv", default="auto", help="format of KV, as --kv-cache-dtype of rootgraft serve")
     args = parser.parse_args()
-    options = {"quantization": args.form, "kv_cache_dtype": args.kv}
+    is_rounded = args.kv == "int8"
+    options = {"quantization": args.form, "kv_cache_dtype": args.kv, "logprobs": SCORES if is_rounded else None}
     with tempfile.TemporaryDirectory() as folder:
         names = write_adapters(Path(folder))
         expected, _ = answers(args.requests, Path(folder), names, **options)
         ranks = {f"{args.way}_parallel_size": args.ranks}
         found, counts = answers(args.requests, Path(folder), names, **options, **ranks)
+        options["kv_cache_dtype"] = "auto"
+        unrounded = answers(args.requests, Path(folder), names, **options)[0] if is_rounded else []
     same = sum(one[:2] == other[:2] for one, other in zip(found, expected, strict=True))
     print(f"{same} of {args.requests} answers of {args.ranks} ranks are those of one; {counts}", flush=True)
-    assert_same(found, expected)
-    return 0 if counts["prompt_tokens_cached"] and counts["draft_tokens"] else 1
+    if is_rounded:
+        is_right = is_within_rounding(found, expected, unrounded)
+    else:
+        assert_same(found, expected)
+        is_right = True
+    return 0 if is_right and counts["prompt_tokens_cached"] and counts["draft_tokens"] else 1
 
 
 if __name__ == "__main__":

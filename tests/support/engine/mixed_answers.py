@@ -43,13 +43,23 @@ class Answered(NamedTuple):
     scores: list[dict[int, float]] | None
 
 
-def mixed_answers(llm: LLM, adapters: Sequence[str] = (), count: int = 32) -> list[Answered]:
-    """Answer shared and repeated prompts: adapters in turns, draws, penalties, scores, forms of all kinds, thoughts."""
+def mixed_answers(
+    llm: LLM, adapters: Sequence[str] = (), count: int = 32, logprobs: int | None = None
+) -> list[Answered]:
+    """Answer shared and repeated prompts: adapters in turns, draws, penalties, scores, forms of all kinds, thoughts.
+
+    Args:
+        logprobs: number of logprobs of each position of every request; None for 2 of every third request.
+    """
     prompts = [f"{'the same beginning of all ' * (i % 3)}{'ab ' * (i % 5)}request {i % 7}" for i in range(count)]
     names = (None, *adapters)
     requests = [(name := names[i % len(names)]) and LoRARequest(name, i % len(names), name) for i in range(count)]
+    params = [_params(i) for i in range(count)]
+    if logprobs is not None:
+        for each in params:
+            each.logprobs = logprobs
     with thinking(llm, [THOUGHTS.get(i % 8) for i in range(count)]):
-        found = llm.generate(prompts, [_params(i) for i in range(count)], lora_request=requests, use_tqdm=False)
+        found = llm.generate(prompts, params, lora_request=requests, use_tqdm=False)
     return [
         Answered(tuple(each.outputs[0].token_ids), each.outputs[0].finish_reason, _scores(each.outputs[0].logprobs))
         for each in found
@@ -65,9 +75,14 @@ def assert_same(found: Sequence[Answered], expected: Sequence[Answered]) -> None
             assert all(abs(position[token] - wanted[token]) < TOLERANCE for token in position)
 
 
+def is_greedy(i: int) -> bool:
+    """Return whether request number ``i`` takes the most likely tokens."""
+    return i % 5 != 0
+
+
 def _params(i: int) -> SamplingParams:
     return SamplingParams(
-        temperature=0.0 if i % 5 else 0.8,
+        temperature=0.0 if is_greedy(i) else 0.8,
         seed=i,
         max_tokens=4 + i % 13 + (20 if i % 8 in (2, 3, 5) else 0),
         logprobs=2 if i % 3 == 0 else None,

@@ -20,10 +20,10 @@ CHAT_TEMPLATE = (
 )
 
 
-def make_model(seed: int = 3) -> LlamaForCausalLM:
-    """The oracle."""
-    vocab = train_byte_level().get_vocab_size()
-    model = LlamaForCausalLM(LlamaConfig(**COMMON | {"vocab_size": vocab, "max_position_embeddings": 512})).eval()
+def make_model(seed: int = 3, **changes: Any) -> LlamaForCausalLM:
+    """The oracle, with changes of its configuration."""
+    fields = {"vocab_size": train_byte_level().get_vocab_size(), "max_position_embeddings": 512} | changes
+    model = LlamaForCausalLM(LlamaConfig(**COMMON | fields)).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -31,22 +31,22 @@ def make_model(seed: int = 3) -> LlamaForCausalLM:
     return model
 
 
-def write_model(folder: Path) -> Path:
-    """Write the model and its tokenizer."""
-    make_model().save_pretrained(folder)
+def write_model(folder: Path, model: LlamaForCausalLM | None = None) -> Path:
+    """Write the model, or another one, and its tokenizer."""
+    (make_model() if model is None else model).save_pretrained(folder)
     definition = train_byte_level().to_str()
     special = {"eos_token": "<|im_end|>", "bos_token": "<|endoftext|>", "chat_template": CHAT_TEMPLATE}
     return write_folder(folder, definition, **special)
 
 
-def write_adapter(folder: Path, seed: int, **changes: Any) -> Path:
-    """Write an adapter, by PEFT, whose config has these changes."""
+def write_adapter(folder: Path, seed: int, base: LlamaForCausalLM | None = None, **changes: Any) -> Path:
+    """Write an adapter of the model, or of another one, by PEFT, whose config has these changes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from peft import LoraConfig, get_peft_model
 
         fields = {"r": 4, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"} | changes
-        model = get_peft_model(make_model(), LoraConfig(**fields))
+        model = get_peft_model(make_model() if base is None else base, LoraConfig(**fields))
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
