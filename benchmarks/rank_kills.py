@@ -9,8 +9,6 @@ than the silence after which it counts as hanging. Exit code 1 if a process is l
 
 With ``--at-once`` so many servers are struck at a time, which load the machine for each other: most of a run is the
 start of its server. Each run tells the machine's load, and is drawn from the seed and its own number.
-
-While ranks import their libraries, they wait longer for one that is stopped (``START_PERIODS``), and the run says so.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ from benchmarks.cache_timing import wait_until_ready
 from benchmarks.engine_death import Stream
 from benchmarks.serve.server import ROOT, free_port, machine
 from rootgraft.engine.checkpoint.locate import resolve_model
-from rootgraft.engine.executor.rank_link import PERIOD, SILENT_PERIODS, START_PERIODS
+from rootgraft.engine.executor.rank_link import PERIOD, SILENT_PERIODS
 
 ALLOWED = 5.0
 HANG_SECONDS = 60.0
@@ -84,7 +82,7 @@ def strike(folder: Path, seed: str) -> dict[str, Any]:
                     time.sleep(0.02)
                 time.sleep(moment)
             is_ready = bool(streams) or is_up(url)
-            seen = fall(server, (engine, follower)[rank], signal.Signals[name], streams, is_ready)
+            seen = fall(server, (engine, follower)[rank], signal.Signals[name], streams)
         finally:
             server.kill()
     return (
@@ -121,7 +119,6 @@ def fall(
     victim: psutil.Process,
     number: signal.Signals,
     streams: list[Stream],
-    is_ready: bool,
 ) -> dict[str, Any]:
     """Send the signal, and return how long all processes and streams then last."""
     processes = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
@@ -129,7 +126,7 @@ def fall(
     victim.send_signal(number)
     limit = ALLOWED
     if number is signal.SIGSTOP:
-        limit += (SILENT_PERIODS if is_ready else START_PERIODS) * PERIOD
+        limit += SILENT_PERIODS * PERIOD
     left = psutil.wait_procs(processes, timeout=limit + HANG_SECONDS)[1]
     gone = time.perf_counter() - start
     for stream in streams:

@@ -57,6 +57,7 @@ def set_up_process() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     process_memory.share_heap()
+    process_memory.freeze_at_exit()
 
 
 def run(listening: int, link: int) -> int:

@@ -78,6 +78,7 @@ def serve_models(models: Sequence[ServedModel], read_again: ModelReader, spawn: 
     if options.gateways > 1 and models[0].entry.options is not None:
         raise ConfigError("--gateways can serve only one base model: remove it, or the list of models.")
     process_memory.share_heap()
+    process_memory.freeze_at_exit()
     set_up_log(options.log_level, options.log_format, log_requests=options.log_requests)
     tls = tls_context(options)
     with (

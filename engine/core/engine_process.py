@@ -202,6 +202,7 @@ def set_up_process() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGHUP})
     sys.setswitchinterval(SWITCH_SECONDS)
     process_memory.share_heap()
+    process_memory.freeze_at_exit()
 
 
 def end_orphan() -> None:

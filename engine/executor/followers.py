@@ -44,7 +44,9 @@ COLLECTIVE_SECONDS = 1800.0
 START_SECONDS = 1800.0
 """Seconds that rank 0 waits until a follower is ready. A follower that gives no sign of life is given up earlier."""
 _END_SECONDS = 2.0
-_FAIL_SECONDS = 3.0  # seconds in which rank 0, while it loads, notices by itself that another rank is gone
+# Seconds in which rank 0, while it loads, notices by itself that another rank is gone. It does at once in a call of a
+# collective; while it reads weights it would not, and this time is added to that in which all processes end.
+_FAIL_SECONDS = 1.0
 
 
 class Followers:

@@ -3,7 +3,8 @@
 Each side writes a byte every quarter of a second. It counts the quarters of a second in which it was running itself and
 got no byte from the other side, so a rank does not count as silent because the machine was suspended or busy. A rank
 that uses processor time does not count as silent either: native code may hold the interpreter lock, for a long time if
-many processes share the processors. A rank that is still importing its libraries may be silent for longer.
+many processes share the processors. A rank that is still importing its libraries may be silent for longer, unless a
+signal has stopped its process.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ def read_line(link: socket.socket) -> str:
 class SignsOfLife:
     """Exchanges signs of life with other ranks on a thread of its own, until one of them is gone or silent.
 
-    Until ``started`` is called, the other ranks may be silent for ``START_PERIODS``, and then for ``SILENT_PERIODS``.
+    Until ``started`` is called, the other ranks may be silent for ``START_PERIODS``, and then for ``SILENT_PERIODS``. A
+    rank whose process is stopped may be silent for ``SILENT_PERIODS`` at any time.
 
     Args:
         links: sockets by rank, used only for signs of life.
@@ -124,34 +126,45 @@ class SignsOfLife:
             return silence.last(self._most_silent)
         except OSError:
             return ENDED
-        silence.periods = 0
+        silence.end()
         return "" if signs else ENDED
 
 
 class _Silence:
-    """Periods for which a process has given no sign of life and has used no processor time.
-
-    Attributes:
-        periods: number of periods.
-    """
+    """Periods for which a process has given no sign of life and has used no processor time."""
 
     def __init__(self, process: int) -> None:
-        self.periods = 0
+        self._periods = 0
+        self._stopped = 0  # The last of these periods, at the ends of which the process was stopped.
         self._process = process
-        self._used = 0.0  # processor seconds at half of the periods
+        self._used = 0.0  # Processor seconds at half of the periods.
+
+    def end(self) -> None:
+        """Record a sign of life."""
+        self._periods = self._stopped = 0
 
     def last(self, most: int) -> str:
         """Count one more silent period. Returns what is wrong with the process; "" if it is not silent for too long."""
-        self.periods += 1
+        self._periods += 1
+        self._stopped = self._stopped + 1 if self._is_stopped() else 0
         half = most // 2
-        if self.periods == half:
+        if self._periods == half:
             self._used = self._processor_seconds()
-        if self.periods < most:
+        # A process that a signal has stopped imports nothing, so waiting longer for it would be in vain.
+        is_stopped = self._stopped >= SILENT_PERIODS
+        if self._periods < most and not is_stopped:
             return ""
-        if (used := self._processor_seconds()) - self._used < _LEAST_PROCESSOR_SECONDS:
-            return f"has been silent for {self.periods * PERIOD:g} s"
-        self.periods, self._used = half, used
+        used = self._processor_seconds()
+        if is_stopped or used - self._used < _LEAST_PROCESSOR_SECONDS:
+            return f"has been silent for {self._periods * PERIOD:g} s"
+        self._periods, self._used = half, used
         return ""
+
+    def _is_stopped(self) -> bool:
+        try:
+            return str(psutil.Process(self._process).status()) == psutil.STATUS_STOPPED
+        except psutil.Error:
+            return False
 
     def _processor_seconds(self) -> float:
         try:

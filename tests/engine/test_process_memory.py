@@ -36,6 +36,33 @@ def test_garbage_of_requests_is_collected_however_much_was_loaded() -> None:
     assert int(collections) > 0 and few == "True"
 
 
+ENDS = """
+import atexit, gc
+from rootgraft.engine.process_memory import freeze_at_exit
+
+class Cycle:
+    def __init__(self):
+        self.own = self
+
+    def __del__(self):
+        print("collected")
+
+gc.disable()
+freeze_at_exit()
+Cycle()
+atexit.register(print, "closed")
+"""
+
+
+def test_the_end_of_a_server_collects_no_garbage_and_still_closes_what_it_has() -> None:
+    """A collection would visit each object of each library."""
+    ran = [
+        subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        for code in (ENDS, ENDS.replace("freeze_at_exit()\nCycle", "Cycle"))
+    ]
+    assert [each.split() for each in ran] == [["closed"], ["closed", "collected"]]
+
+
 THREADS = """
 import ctypes, threading
 from rootgraft.engine.process_memory import share_heap

@@ -7,12 +7,12 @@ import queue
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 
+import psutil
 import pytest
-from support.machine.waits import HANG_SECONDS
+from support.machine.waits import HANG_SECONDS, wait_until
 
 from rootgraft.engine.executor import rank_link
 from rootgraft.engine.executor.rank_link import SignsOfLife, receive
@@ -60,12 +60,19 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def stopped() -> Iterator[int]:
+def waiting() -> Iterator[int]:
     """A process that uses no processor time."""
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        process.send_signal(signal.SIGSTOP)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
         yield process.pid
         process.kill()
+
+
+@pytest.fixture
+def stopped(waiting: int) -> int:
+    """A process that a signal has stopped."""
+    os.kill(waiting, signal.SIGSTOP)
+    wait_until(lambda: psutil.Process(waiting).status() == psutil.STATUS_STOPPED)
+    return waiting
 
 
 def test_a_rank_that_ends_is_lost_and_told_once(
@@ -82,12 +89,12 @@ def test_a_rank_that_ends_is_lost_and_told_once(
 
 @pytest.mark.parametrize("is_started", [True, False])
 def test_a_rank_that_falls_silent_is_lost_and_later_while_ranks_start(
-    is_started: bool, pair: tuple[socket.socket, socket.socket], quick: None, stopped: int
+    is_started: bool, pair: tuple[socket.socket, socket.socket], quick: None, waiting: int
 ) -> None:
     """Also one that has never given a sign."""
     ours, theirs = pair
     lost: queue.Queue[tuple[int, str]] = queue.Queue()
-    signs = SignsOfLife({1: ours}, {1: stopped}, lambda rank, reason: lost.put((rank, reason)))
+    signs = SignsOfLife({1: ours}, {1: waiting}, lambda rank, reason: lost.put((rank, reason)))
     if is_started:
         signs.started()
     rank, reason = lost.get(timeout=HANG_SECONDS)
@@ -95,6 +102,19 @@ def test_a_rank_that_falls_silent_is_lost_and_later_while_ranks_start(
     periods = rank_link.SILENT_PERIODS if is_started else rank_link.START_PERIODS
     assert (rank, reason) == (1, f"has been silent for {periods * rank_link.PERIOD:g} s")
     assert len(theirs.recv(1 << 10)) == periods  # our own signs: the other side may have read none
+
+
+def test_a_rank_that_is_stopped_while_ranks_start_is_lost_as_soon_as_later(
+    pair: tuple[socket.socket, socket.socket], quick: None, stopped: int
+) -> None:
+    """It imports nothing, so nothing is gained by waiting as long as for an import."""
+    ours, theirs = pair
+    lost: queue.Queue[tuple[int, str]] = queue.Queue()
+    signs = SignsOfLife({1: ours}, {1: stopped}, lambda rank, reason: lost.put((rank, reason)))
+    rank, reason = lost.get(timeout=HANG_SECONDS)
+    signs.close()
+    assert (rank, reason) == (1, f"has been silent for {rank_link.SILENT_PERIODS * rank_link.PERIOD:g} s")
+    assert len(theirs.recv(1 << 10)) == rank_link.SILENT_PERIODS
 
 
 def test_a_rank_that_is_closed_is_not_lost(
