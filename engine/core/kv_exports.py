@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ...kernels.device_memory import DeviceMemoryError, on_device
 from ...radix.namespace import Path
 from ..kv_cache.block_codec import BlockCodec
 from ..kv_cache.make_tiers import KvPages
@@ -76,10 +77,14 @@ class KvExports:
             if room <= 0:
                 break
             is_followed = self._follow(export, sequence_of, is_open)
-            blocks, is_whole = self._read(export, cache, room)
-            is_last = is_whole and not is_followed
-            if is_last:
-                blocks += self._read_state(export, cache)
+            try:
+                blocks, is_whole = self._read(export, cache, room)
+                is_last = is_whole and not is_followed
+                if is_last:
+                    blocks += self._read_state(export, cache)
+            except DeviceMemoryError:
+                # The other replica computes what it was not sent.
+                blocks, is_last = [], True
             room -= sum(map(len, blocks))
             if is_last:
                 self._exports.remove(export)
@@ -107,7 +112,10 @@ class KvExports:
         return sequence.num_generated == 0
 
     def _read(self, export: Export, cache: PrefixCache, room: int) -> tuple[list[bytes], bool]:
-        """Return the next blocks of a read, and whether the cache has no further blocks for it."""
+        """Return the next blocks of a read, and whether the cache has no further blocks for it.
+
+        Raises DeviceMemoryError.
+        """
         if self._codec is None or self._pages is None or export.path is None:
             return [], True
         most = max(1, room // self._codec.scheme.page_bytes)
@@ -116,12 +124,18 @@ class KvExports:
         )
         export.first += len(blocks)
         read = self._pages.read_page
-        found = [b"".join(self._codec.encode(block, read(page))) for block, page in zip(blocks, pages, strict=True)]
+        found = [
+            b"".join(self._codec.encode(block, on_device(read, page)))
+            for block, page in zip(blocks, pages, strict=True)
+        ]
         return found, len(blocks) < most
 
     def _read_state(self, export: Export, cache: PrefixCache) -> list[bytes]:
-        """Return the block of the prefix's last recurrent state; empty if there are no states, or it is not cached."""
+        """Return the block of the prefix's last recurrent state; empty if there are no states, or it is not cached.
+
+        Raises DeviceMemoryError.
+        """
         if self._codec is None or self._pages is None or export.path is None:
             return []
         state = cache.export_state(self._codec.scheme, export.path, export.tokens, export.keys)
-        return [b"".join(self._codec.encode(state[0], self._pages.read_state(state[1])))] if state else []
+        return [b"".join(self._codec.encode(state[0], on_device(self._pages.read_state, state[1])))] if state else []

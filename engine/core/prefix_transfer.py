@@ -98,7 +98,11 @@ class PrefixTransfer:
         first = lease.num_shared
         loads = [PageLoad(page, stored.payloads[first + i]) for i, page in enumerate(lease.pages[first:])]
         states = [StateLoad(slot, stored.state) for slot in lease.pending.values() if stored.state is not None]
-        self._pages.load([*loads, *states])
+        try:
+            self._pages.load([*loads, *states])
+        except BaseException:
+            self._cache.release(lease, stored.tokens, first * self._cache.page_size)
+            raise
         self._cache.commit(lease, stored.tokens, num_tokens)
         self._cache.release(lease, stored.tokens, num_tokens)
         return num_tokens

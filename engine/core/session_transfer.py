@@ -13,8 +13,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from ...kernels.device_memory import DeviceMemoryError, on_device
 from ...radix.namespace import Path
-from ..errors import ConfigError, RequestError
+from ..errors import CapacityError, ConfigError, RequestError
 from ..kv_cache.session_files import KEPT_MAGIC, pack_head, read_head_of
 from ..messages import ExportSession, ImportSession, ReleaseSession, Reply, SessionReply, failure_of
 from ..messages.session_calls import MAX_SESSION_BYTES
@@ -53,10 +54,13 @@ class SessionTransfer:
     def reply(self, call: ReleaseSession | ExportSession | ImportSession) -> SessionReply | Reply:
         """Return the reply to a call; an error is returned as a ``Reply``."""
         try:
-            return self.answer(call)
+            return on_device(self.answer, call)
         except (RequestError, ConfigError) as error:
             known = error if isinstance(error, RequestError) else RequestError(str(error))
             return Reply(call.id, failure_of(call.id, known))
+        except DeviceMemoryError:
+            full = CapacityError("There is no memory to copy the session's KV now: ask again later.")
+            return Reply(call.id, failure_of(call.id, full))
 
     def answer(self, call: ReleaseSession | ExportSession | ImportSession) -> SessionReply:
         """Return the reply to a call. Raises RequestError, ConfigError."""

@@ -19,6 +19,7 @@ from .step_plan import StepPlan, lease_of
 
 _PROBE_EVERY = 128  # After this many steps without the draft model, the draft model is tried again on one row.
 _PROBE_LENGTH = 4  # Number of draft tokens in such a trial, and while the draft model's time is not known.
+_PAUSE = 64  # Number of steps without the draft model after the device had no memory for one of its steps.
 
 
 class DraftBudget:
@@ -46,6 +47,7 @@ class DraftBudget:
         self._drafter = drafter
         self._clock = clock
         self._num_idle = 0  # Number of consecutive last steps in which the draft model did not run.
+        self._num_paused = 0  # Number of next steps without the draft model.
 
     def add(self, plan: StepPlan, drawing: Seq[Sequence]) -> None:
         """Give draft tokens to the rows that sample, the likeliest drafts first.
@@ -86,6 +88,8 @@ class DraftBudget:
         drafter, num_rows = self._drafter, len(drawing)
         if drafter is None or not num_rows:
             return 0.0
+        if self._num_paused:
+            return 0.0
         rates = {}
         seconds = drafter.seconds(num_rows) / num_rows
         for sequence in drawing:
@@ -109,6 +113,9 @@ class DraftBudget:
         began = self._clock()
         length = min(length, max(1, left // len(asked)))
         drafts = drafter.draft((sequence, self._limit(sequence, length)) for sequence in asked)
+        if drafter.lacked_memory:
+            # The next steps would hardly find more memory, and each failing one takes as long as a successful one.
+            self._num_paused = _PAUSE
         for sequence in asked:
             own = drafts.get(sequence.id)
             if own is not None and (proposal := self._proposer.from_model(sequence, own)):
@@ -136,6 +143,7 @@ class DraftBudget:
             by_row: the running sequences by row.
         """
         batch = step.batch
+        self._num_paused = max(0, self._num_paused - 1)
         if batch.num_tokens == batch.num_positions:
             self._proposer.observe_step(
                 len(batch.rows), batch.num_tokens, seconds, num_drawn, step.draft_gain, step.draft_seconds
@@ -157,7 +165,7 @@ class DraftBudget:
         the gain is infinite, so that the next step is not planned ahead.
         """
         drafter, num_rows = self._drafter, len(drawing)
-        if drafter is None:
+        if drafter is None or self._num_paused:
             return {}
         part = self._most // max(1, num_rows)
         asked = [each for each in drawing if self._limit(each, part) > 0 and drafter.can_follow(each)]

@@ -22,6 +22,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from ...kernels.device_memory import DeviceMemoryError, on_device
 from ...radix.namespace import Namespace, Path
 from ..batch import Batch, Masks, PageCopy, Row, RowStart, StepResult
 from ..kv_cache.prefix_cache import Lease, PrefixCache
@@ -141,6 +142,9 @@ class ModelDrafter:
         sharing: whether sequences share prefixes.
         num_rows: largest number of running sequences.
         clock: seconds, monotonic.
+
+    Attributes:
+        lacked_memory: whether the last ``draft`` broke off because the device had no memory for a step of the model.
     """
 
     def __init__(
@@ -164,6 +168,7 @@ class ModelDrafter:
         # Whether drafts of a sequence are worth reading the tokens that the draft model lacks, by sequence id.
         self._is_worth: dict[int, bool] = {}
         self._cost = TokenCost()
+        self.lacked_memory = False
 
     def seconds(self, num_rows: int) -> float:
         """Return the expected seconds of one draft for each of so many rows; 0 before any was made."""
@@ -190,12 +195,13 @@ class ModelDrafter:
     def draft(self, limits: Iterable[tuple[Sequence, int]]) -> dict[int, list[int]]:
         """Return drafts by sequence id, for each sequence that the draft model catches up with in this step.
 
-        A sequence gets fewer drafts than its limit if pages are missing, if a draft ends it, or if its mask allows no
-        token of the draft model's vocabulary.
+        A sequence gets fewer drafts than its limit if pages are missing, if a draft ends it, if its mask allows no
+        token of the draft model's vocabulary, or if the device has no memory for a step of the draft model.
 
         Args:
             limits: sequences to draft for, each with its largest number of drafts, at least 1.
         """
+        self.lacked_memory = False
         step, left = _Step(), most_tokens(self._num_rows)
         for sequence, limit in limits:
             left -= self._catch_up(sequence, limit, left, step)
@@ -308,7 +314,14 @@ class ModelDrafter:
         owners = {row.row: sequence for row, sequence in zip(step.rows, step.sequences, strict=True)}
         began = self._clock()
         jobs = mask_jobs(batch, lambda row: owners[row.row])
-        result = self._runner.run(batch, step.pages, self._fill_masks(jobs) if jobs else None)
+        masks = self._fill_masks(jobs) if jobs else None
+        try:
+            result = on_device(self._runner.run, batch, step.pages, masks)
+        except DeviceMemoryError:
+            if masks is not None:
+                masks()  # the mask thread uses the matchers until it is done
+            self._drop(step)
+            return []
         # A prompt takes less time for each token, so that its steps are not measured.
         if batch.num_tokens <= 2 * len(batch.rows):
             self._cost.observe(len(batch.rows), self._clock() - began)
@@ -324,6 +337,18 @@ class ModelDrafter:
             if row_result.tokens:
                 drawn.append(sequence)
         return drawn
+
+    def _drop(self, step: _Step) -> None:
+        """Stop following the sequences of a step for which the device had no memory.
+
+        The draft model may not have been told of their lines and new pages, and copies of pages may not have been made,
+        so only KV that is in its tree is trusted. Drafts of earlier steps are as good as any.
+        """
+        self.lacked_memory = True
+        for sequence in step.sequences:
+            follower = self._followers[sequence.id]
+            follower.num_known = min(follower.num_known, follower.pages.num_shared * self._page_size)
+            self.leave(sequence)
 
 
 def _drafting(params: SamplingParams) -> SamplingParams:

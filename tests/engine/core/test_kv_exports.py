@@ -6,8 +6,11 @@ import random
 from array import array
 
 import pytest
+import torch
 from support.engine.adapter_engine import Engine
 from support.engine.core_hooks import cache_of, tree_of, worker_of
+from support.engine.fake_worker import FakePages
+from support.engine.injected_faults import Fault
 
 from rootgraft.engine.core import kv_exports
 from rootgraft.engine.core.kv_exports import KvExports
@@ -126,3 +129,16 @@ def test_an_engine_whose_pages_cannot_be_read_answers_with_none() -> None:
     exports.add(ReadKv(1, source.path, array("i", PROMPT), 0, 0))
     answers = exports.poll(cache_of(source.engine.core), lambda number: None, lambda number: False)
     assert answers == [KvBlocks(1, (), True)]
+
+
+@pytest.mark.parametrize("follows", [0, 9])
+def test_a_read_without_memory_ends_and_the_engine_goes_on(follows: int) -> None:
+    """The other replica computes what it was not sent, and later reads find all pages."""
+    source = Source()
+    error = torch.OutOfMemoryError("CUDA out of memory.")
+    source.exports.add(ReadKv(1, source.path, array("i", PROMPT), 0, follows))
+    with Fault((FakePages, "read_page"), 3, error, late=False).injected():
+        [answer] = source.poll(is_open=True)
+    assert (answer.id, answer.blocks, answer.is_last) == (1, (), True) and not source.exports.has_work
+    source.ask(2)
+    assert len(source.positions(source.poll())) == PAGES

@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+import torch
 from support.engine.adapter_engine import Engine, write
 from support.engine.core_hooks import session_keys
+from support.engine.fake_worker import FakePages
+from support.engine.injected_faults import Fault
 
 from rootgraft.engine.errors import RequestError
 from rootgraft.engine.kv_cache.block_codec import (
@@ -308,5 +311,24 @@ def test_a_block_that_says_it_is_huge_takes_no_memory() -> None:
             assert transfer.read(Source(claim + blocks[PREAMBLE_BYTES:]), "team") == (None, array("i"))
         assert max(asked) == PREAMBLE_BYTES
         assert transfer.read(Source(blocks), "team")[0] is not None and max(asked) > PREAMBLE_BYTES
+
+    with_engine(run)
+
+
+def test_a_file_for_which_there_is_no_memory_is_taken_later() -> None:
+    """Neither call ends the engine, and no page is lost."""
+    error = torch.OutOfMemoryError("CUDA out of memory.")
+
+    def run(engine: Engine) -> None:
+        calls = (ImportSession(1, exported()), ExportSession(2, "team", "chat"))
+        for call, name in zip(calls, ("load", "read_page"), strict=True):
+            with Fault((FakePages, name), 0, error, late=False).injected():
+                reply = engine.core.sessions.reply(call)
+            assert isinstance(reply, Reply) and reply.failure is not None
+            assert reply.failure.kind == "CapacityError" and "ask again" in reply.failure.message
+            engine.core.check()
+            assert engine.core.stats()["pages_private"] == 0
+            reply = engine.core.sessions.reply(call)
+            assert isinstance(reply, SessionReply) and reply.count >= WHOLE
 
     with_engine(run)

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engine.core_hooks import num_followed
@@ -16,13 +17,16 @@ from support.engine.draft_engine import (
     Ask,
     Engine,
     FakeDraft,
+    FakeHead,
     MakeEngine,
     always_drafting,
     answers_with,
     answers_without,
     open_engines,
     pool_options,
+    with_head,
 )
+from support.engine.injected_faults import Fault
 from support.machine.thoroughness import repeats
 
 from rootgraft.engine.batch import Row, RowResult
@@ -159,3 +163,35 @@ def test_one_without_the_tokens_of_a_grammar_is_soon_left(engine: MakeEngine, mo
         drafted.run()
     assert 0 < len(draft.batches) < 30
     assert "drafted_model" not in drafted.core.stats()
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2, 4, 7])
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("kind", ["model", "head"])
+def test_a_device_without_memory_for_drafts_costs_drafts_alone(
+    engine: MakeEngine, kind: str, calls: int, late: bool
+) -> None:
+    """Of its first step, of one for several sequences, of one that goes on behind drafts; later it drafts again."""
+    asks = [
+        Ask((3, 1, 4, 1, 5), SamplingParams(max_tokens=90, ignore_eos=True)),
+        Ask((3, 1, 4, 1, 5, 9), SamplingParams(max_tokens=80), grammar=1),
+        Ask((3, 1, 4, 1, 5, 9, 2), SamplingParams(max_tokens=700, ignore_eos=True)),
+    ]
+    options = {"num_pages": 400, "page_size": 4, "budget": 64}
+    expected = answers_without(asks, options)
+    draft = FakeHead(400, 4, 0.8) if kind == "head" else FakeDraft(400, 4, 0.8)
+    drafted = with_head(draft, **options) if isinstance(draft, FakeHead) else engine(**options, draft=draft)
+    fault = Fault((type(draft), "run"), calls, torch.OutOfMemoryError("CUDA out of memory."), late=late)
+    with fault.injected():
+        for number, ask in enumerate(asks):
+            drafted.submit(number, ask)
+            drafted.step()
+        while not fault.was_raised:
+            drafted.step()
+        made, steps = len(draft.batches), drafted.core.stats()["steps"]
+        found = drafted.run()
+    assert found == expected
+    assert len(draft.batches) > made, "it is asked again after a while"
+    assert drafted.core.stats()["steps"] - steps > 60, "but not at once"
+    assert num_followed(drafted.core) == 0
+    drafted.close()
