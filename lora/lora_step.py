@@ -176,6 +176,15 @@ class AdapterBank:
             first = self._first[name] = sum(len(table.rows) for table in self._tables.values())
             rows = self._rows[first : first + slots]
             self._tables[name] = SlotTable(shape.sizes, shape.width, slots, layout.dtype, layout.device, rows)
+        # The rows of each slot in all tables: emptying a slot takes no memory, since it may follow a lack of memory.
+        of_slots = np.concatenate(
+            [
+                first + np.arange(len(self._tables[name].rows)).reshape(num_slots, -1)
+                for name, first in self._first.items()
+            ],
+            axis=1,
+        )
+        self._rows_of = torch.from_numpy(of_slots).to(layout.device)
         # The projections of each slot whose factors are written.
         self._written: list[frozenset[str]] = [frozenset()] * num_slots
         # The tables that each slot uses.
@@ -231,17 +240,26 @@ class AdapterBank:
         return found
 
     def clear(self, slot: int) -> None:
-        """Empty a slot and release its adapter's memory."""
-        self._put(slot, self._written[slot], {})
+        """Empty a slot and release its adapter's memory, without allocating any."""
+        for name, (first, run) in self._runs(slot, self._written[slot], {}).items():
+            self._tables[name].hold(first, run)
+        self._rows.index_fill_(0, self._rows_of[slot], 0)
         self._written[slot] = self._used[slot] = frozenset()
         self._own[slot] = None
 
-    def _put(self, slot: int, names: frozenset[str], factors: Mapping[str, Factors]) -> None:
-        """Set or clear a slot's factors in these projections. The experts of a product are written together."""
+    def _runs(
+        self, slot: int, names: frozenset[str], factors: Mapping[str, Factors]
+    ) -> dict[str, tuple[int, list[Factors | None]]]:
+        """Return, by table, the first row of a slot and its factors. The experts of a product are written together."""
         runs = {name: (slot, [factors.get(name)]) for name in names - self._places.keys()}
         for product in {self._places[name].product for name in names & self._places.keys()}:
             members = self._members[product]
             runs[product] = slot * len(members), [factors.get(name) for name in members]
+        return runs
+
+    def _put(self, slot: int, names: frozenset[str], factors: Mapping[str, Factors]) -> None:
+        """Set or clear a slot's factors in these projections."""
+        runs = self._runs(slot, names, factors)
         if not runs:
             return
         rows = np.concatenate([self._tables[name].hold(first, run) for name, (first, run) in runs.items()])

@@ -72,6 +72,8 @@ class HiddenPool:
     def see(self, layer: int, residual: Tensor) -> None:
         """Keep a copy of the residual stream [T, H] before a layer, if the layer is one of ``reads``."""
         if isinstance(self._reads, FusedLayers) and layer in self._reads.layers:
+            if layer == self._reads.layers[0]:
+                self._seen.clear()  # of a pass that was broken off, as one for which there was no memory
             self._seen.append(copy_residual(residual, self.cells.dtype))
 
     def take_seen(self) -> tuple[Tensor, ...]:

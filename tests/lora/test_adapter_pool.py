@@ -30,6 +30,7 @@ from support.models.lora_folders import (
 )
 
 from rootgraft.kernels.side_stream import SideMark, SideStream
+from rootgraft.lora import lora_step
 from rootgraft.lora.adapter_pool import AdapterPool, LoadResult
 from rootgraft.lora.base_projections import BaseLayout
 from rootgraft.lora.device_slots import WAIT
@@ -199,6 +200,29 @@ def test_a_slot_waits_for_its_copy_and_steps_go_on(reader, tmp_path):
         slot = adapters.slots.acquire(version.load_id)
         torch.testing.assert_close(contribution(adapters, slot), expected(1))
         assert not bank._arriving
+        adapters.slots.release(slot)
+
+
+def test_slots_are_emptied_without_any_memory(reader, tmp_path, monkeypatch):
+    """Of an adapter that finds none, and of one that another one replaces."""
+
+    def refuse(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    bank = AdapterBank(reader.layout, 1)
+    with pool(reader, bank=bank, max_loras=1) as adapters:
+        first = loaded(adapters, "a", folder(tmp_path / "1", seed=1))
+        second = loaded(adapters, "b", folder(tmp_path / "2", seed=2))
+        adapters.slots.release(held(adapters, first))
+        with monkeypatch.context() as patch:
+            patch.setattr(lora_step, "to_device", refuse)
+            assert adapters.slots.acquire(second.load_id) == WAIT
+            adapters.poll()
+        assert adapters.slots.num_resident == 0
+        assert bank.step(np.zeros(1, np.int32)) is None
+        adapters.slots.check()
+        slot = held(adapters, first)
+        torch.testing.assert_close(contribution(adapters, slot), expected(1))
         adapters.slots.release(slot)
 
 
