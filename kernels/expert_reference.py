@@ -50,8 +50,9 @@ def expert_activation(gate_up: Tensor, kind: ExpertActivation, weights: Tensor |
     wide = gate_up.float() if weights is None else gate_up.float() * weights[..., None]
     gate, up = wide.chunk(2, dim=-1)
     if isinstance(kind, ClampedSwiglu):
-        gate, up = gate.clamp(max=kind.limit), up.clamp(-kind.limit, kind.limit)
-        return (gate * torch.sigmoid(kind.alpha * gate) * (up + 1)).to(gate_up.dtype)
+        alpha, most, limit, offset = kind.numbers
+        gate, up = gate.clamp(max=most), up.clamp(-limit, limit)
+        return (gate * torch.sigmoid(alpha * gate) * (up + offset)).to(gate_up.dtype)
     return (activate(gate, kind) * up).to(gate_up.dtype)
 
 

@@ -32,7 +32,7 @@ from .model_config import (
 from .quantization_config import Quantization, read_quantization
 from .read_block_index import SPARSE, read_block_indices
 from .read_heads import full_head_dim, read_heads, read_layer_inputs
-from .read_mixture import read_clamp, read_mixtures
+from .read_mixture import MLP_LIMITS, read_bounds, read_clamp, read_mixtures
 from .read_recurrent import own_keys, read_blocks, read_shared_blocks
 from .rope_config import has_null_theta, outer_length, read_layer_ropes, read_query_scaling, read_ropes
 from .text_config import MULTIMODAL_BY_ARCHITECTURE, Multimodal, language_config, multimodal
@@ -532,6 +532,8 @@ def _layers(fields: Fields, family: Family, head_dim: int) -> tuple[LayerConfig,
     shared, before = _shared_indices(fields, family, count), read_shared_blocks(fields, family, blocks)
     indices = read_block_indices(fields, family, count)
     _check_index_size(fields, indices, full)
+    limited = family.mixture is not None and family.mixture.limited
+    clamps = read_bounds(fields, MLP_LIMITS, count) if limited else [None] * count
     return tuple(
         LayerConfig(
             window=window if kind == SLIDING else None,
@@ -546,10 +548,11 @@ def _layers(fields: Fields, family: Family, head_dim: int) -> tuple[LayerConfig,
             shares_index=is_shared,
             shared_block=in_front,
             block_index=block_index,
+            mlp_clamp=None if mixture else clamp,
             norms=family.recurrent_norms if block.recurrent is not None else family.mixture_norms if mixture else None,
         )
-        for kind, rope, mixture, block, own, is_shared, in_front, block_index in zip(
-            kinds, ropes, mixtures, blocks, heads, shared, before, indices, strict=True
+        for kind, rope, mixture, block, own, is_shared, in_front, block_index, clamp in zip(
+            kinds, ropes, mixtures, blocks, heads, shared, before, indices, clamps, strict=True
         )
     )
 

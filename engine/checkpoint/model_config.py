@@ -300,6 +300,7 @@ class LayerConfig:
             None if absent.
         norms: names of the layer's norms, if they differ from the model's; else None.
         block_index: the index that chooses the blocks of tokens to which a token attends; None for all tokens.
+        mlp_clamp: the activation of the layer's ordinary MLP, if it differs from the model's; else None.
     """
 
     window: int | None
@@ -319,6 +320,7 @@ class LayerConfig:
     shared_block: SharedBlock | None = None
     norms: LayerNorms | None = None
     block_index: BlockIndex | None = None
+    mlp_clamp: ClampedGate | None = None
 
 
 class ModelShape(Protocol):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 from ..errors import quoted
 from .config_fields import Fields
 from .families.mixture import ClampedGate, Mixture, MixtureFamily, Scores
 
 MOST_EXPERTS = 1 << 12
+EXPERT_LIMITS, MLP_LIMITS = "swiglu_limits", "swiglu_limits_shared"
 _MLP_TYPES = ("dense", "sparse")
 # The key of the experts' activation, and the names that it may have.
 _ACTIVATIONS = {
@@ -25,7 +29,43 @@ def read_mixtures(fields: Fields, family: MixtureFamily | None, num_layers: int)
     if family is None or is_dense(fields, family):
         return (None,) * num_layers
     mixture = _mixture(fields, family)
-    return tuple(mixture if is_sparse else None for is_sparse in _sparse_layers(fields, family, num_layers))
+    is_sparse = _sparse_layers(fields, family, num_layers)
+    if not family.limited:
+        return tuple(mixture if each else None for each in is_sparse)
+    bounds = zip(
+        read_bounds(fields, EXPERT_LIMITS, num_layers), read_bounds(fields, MLP_LIMITS, num_layers), strict=True
+    )
+    return tuple(
+        replace(mixture, clamp=clamp, shared_clamp=shared) if each else None
+        for each, (clamp, shared) in zip(is_sparse, bounds, strict=True)
+    )
+
+
+def read_bounds(fields: Fields, key: str, count: int) -> list[ClampedGate | None]:
+    """Return the bounded activation of each of ``count`` layers (Step 3.5), None for SiLU without bounds.
+
+    The published code bounds the result of SiLU, ``min(silu(g), limit)``. SiLU rises wherever it is above 0, so this is
+    SiLU of a gate with another bound.
+
+    Raises:
+        ModelError: the value is no list of a number from 0 on, or null, for each layer.
+    """
+    listed = fields.values.get(key)
+    if listed is None:
+        return [None] * count
+    is_number = isinstance(listed, list) and all(each is None or type(each) in (int, float) for each in listed)
+    if not is_number or len(listed) != count or not all(each is None or 0 <= each < math.inf for each in listed):
+        raise fields.wrong(key, f"a list of {count} numbers from 0 on")
+    return [ClampedGate(1.0, float(each), 0.0, _gate_of(float(each))) if each else None for each in listed]
+
+
+def _gate_of(result: float) -> float:
+    """Return the gate whose SiLU is ``result``, above 0, by bisection."""
+    low, high = 0.0, result + 1.0  # SiLU is above g - 1
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if middle / (1 + math.exp(-middle)) < result else (low, middle)
+    return high
 
 
 def is_dense(fields: Fields, family: MixtureFamily) -> bool:
@@ -60,6 +100,7 @@ def _mixture(fields: Fields, family: MixtureFamily) -> Mixture:
     if family.scores_key is not None and scores == "softmax":
         renormalises = True
     share = _share(fields, family) if shared else 1.0
+    clamp = read_clamp(fields) if family.clamped else None
     scale = fields.positive("routed_scaling_factor", default=1.0) if family.scaled else 1.0
     return Mixture(
         names=family.names,
@@ -76,7 +117,8 @@ def _mixture(fields: Fields, family: MixtureFamily) -> Mixture:
         shared_size=shared,
         gated_sharing=family.gated_sharing,
         biased=family.biased,
-        clamp=read_clamp(fields) if family.clamped else None,
+        clamp=clamp,
+        shared_clamp=clamp,
         weighs_input=family.weighs_input,
         gated=family.gated,
         is_beside_mlp=family.beside_mlp,

@@ -22,6 +22,7 @@ from .families.recurrent import (
 from .model_config import SharedBlock
 from .read_block_index import block_index_keys
 from .read_mixture import is_dense
+from .read_step import step_keys
 from .rope_config import DEFAULT_THETA
 
 ATTENTION, RECURRENT, MLP, MIXTURE = "attention", "recurrent", "mlp", "moe"
@@ -304,6 +305,8 @@ def own_keys(config: Mapping[str, Any], family: Family, where: str) -> Mapping[s
         return {**config, **_falcon_keys(fields)}
     if "scale_depth" in family.defaults:
         return {**config, **_minicpm_keys(fields)}
+    if family.mixture is not None and family.mixture.limited:
+        return {**config, **step_keys(fields)}
     if family.block_index:
         return {**config, **_minimax_keys(fields)}
     if family.partial_rotary and fields.has("rotary_dim") and fields.has("head_dim"):

@@ -156,6 +156,11 @@ MULTIMODAL = (
         text_types=("llama4_text",),
         towers=("vision_model", "multi_modal_projector"),
     ),
+    Multimodal(
+        family=replace(BY_NAME["step3p5"], architecture="Step3p7ForConditionalGeneration"),
+        text_types=("step3p5",),
+        towers=("vision_model", "vit_large_projector", "multi_modal_projector"),
+    ),
     *(  # as published, and as transformers writes it
         Multimodal(
             family=replace(BY_NAME["deepseek_v3"], architecture=name),

@@ -31,7 +31,7 @@ from ..models.layers import (
 from ..models.norms import LayerNorm, NoNorm, Norm, RmsNorm, ScaledSum
 from ..models.rope import cos_sin_table, query_scale_table
 from .head_columns import narrowed_columns, position_pairs, position_rotation, query_gate, spread_columns
-from .load_experts import load_experts
+from .load_experts import clamped_swiglu, load_experts
 from .load_latent import load_block_index, load_latent
 from .load_progress import LoadProgress
 from .load_recurrent import behind_shared_block, load_recurrent, side_by_side
@@ -196,8 +196,8 @@ class LayerLoader:
         down = self.projection(block, down_module(config), config.mlp_bias)
         if config.activation == "xielu":
             return XieluMlp(up, down, self._xielu(block))
-        if (clamp := config.mlp_clamp) is not None:
-            return ClampedMlp.of(up, down, clamp)
+        if (clamp := config.layers[index].mlp_clamp or config.mlp_clamp) is not None:
+            return ClampedMlp(up, down, clamped_swiglu(clamp))
         if (scales := config.parallel_scales) is not None:
             return ScaledMlp.of(up, down, config.activation, scales.gate, scales.down)
         return Mlp(up, down, config.activation) if config.gated_mlp else PlainMlp(up, down, config.activation)

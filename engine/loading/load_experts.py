@@ -19,7 +19,7 @@ from ...kernels.expert_ops import (
     takes_together,
 )
 from ...kernels.ops import AnyLinear, Linear, parts_of
-from ..checkpoint.families.mixture import Mixture
+from ..checkpoint.families.mixture import ClampedGate, Mixture
 from ..models.experts import ExpertProjection, Experts
 from ..models.layers import ClampedMlp, Mlp, PlainMlp, Projection, ScaledMlp
 from .tensor_names import EXPERT_SCALES, expert_modules, shared_block, shared_modules
@@ -82,7 +82,12 @@ def _activation(mixture: Mixture) -> ExpertActivation | Literal["relu2"]:
     if not mixture.gated:
         return "relu2"
     clamp = mixture.clamp
-    return mixture.activation if clamp is None else ClampedSwiglu(clamp.alpha, clamp.limit)
+    return mixture.activation if clamp is None else clamped_swiglu(clamp)
+
+
+def clamped_swiglu(gate: ClampedGate) -> ClampedSwiglu:
+    """Return the kernels' form of a bounded activation."""
+    return ClampedSwiglu(gate.alpha, gate.limit, gate.offset, gate.gate_limit)
 
 
 class _Reader:
@@ -105,8 +110,8 @@ class _Reader:
         down = replace(self._fused(prefix, {self._mixture.names.shared_modules[-1]: hidden}), added_over=added_over)
         if not self._mixture.gated:
             return PlainMlp(up, down, "relu2")
-        if (clamp := self._mixture.clamp) is not None:
-            return ClampedMlp.of(up, down, clamp)
+        if (clamp := self._mixture.shared_clamp) is not None:
+            return ClampedMlp(up, down, clamped_swiglu(clamp))
         scale = self._mixture.shared_scale
         return Mlp(up, down, "silu") if scale == 1.0 else ScaledMlp.of(up, down, "silu", 1.0, scale)
 

@@ -477,6 +477,9 @@ def stacked_experts(config: ModelConfig) -> dict[str, list[tuple[str, ...]]]:
         modules = [expert_modules(prefix, mixture, expert) for expert in range(mixture.num_experts)]
         found[f"{prefix}.experts.{'gate_up_proj' if mixture.gated else 'up_proj'}"] = [each[:-1] for each in modules]
         found[f"{prefix}.experts.down_proj"] = [each[-1:] for each in modules]
+        if mixture.gated:  # gate and up apart (Step 3.5)
+            found[f"{prefix}.experts.gate_proj"] = [each[:1] for each in modules]
+            found[f"{prefix}.experts.up_proj"] = [each[1:2] for each in modules]
     return found
 
 

@@ -29,7 +29,6 @@ from ...kernels.ops import (
 )
 from ...lora.lora_step import LoraStep
 from ...lora.own.own_weights import OwnStep
-from ..checkpoint.families.mixture import ClampedGate
 from ..checkpoint.model_config import Activation
 from .forward_inputs import ForwardInputs
 from .norms import Norm, RmsNorm, normed_sum, renormed
@@ -304,16 +303,11 @@ class Mlp:
 
 @dataclass(frozen=True, slots=True)
 class ClampedMlp:
-    """``down(g * sigmoid(alpha * g) * (u + 1))`` of gate g and up u, both clamped (MiniMax M3)."""
+    """``down(g * sigmoid(alpha * g) * (u + offset))`` of gate g and up u, both clamped (MiniMax M3, Step 3.5)."""
 
     gate_up: Projection
     down: Projection
     activation: ClampedSwiglu
-
-    @classmethod
-    def of(cls, gate_up: Projection, down: Projection, gate: ClampedGate) -> ClampedMlp:
-        """Return the MLP with the bound and the factor of a config."""
-        return cls(gate_up, down, ClampedSwiglu(gate.alpha, gate.limit))
 
     def __call__(self, x: Tensor, lora: LoraStep | None, num_tokens: Tensor | None = None) -> Tensor:
         """[T, H] -> [T, H]."""

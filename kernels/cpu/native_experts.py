@@ -22,7 +22,7 @@ _NO_MEMORY: Final = 2  # return code of a C function whose allocation failed
 _KINDS: Final = ("silu", "clamped", "gelu_tanh")  # in the order of the C++ enumeration
 _ROUTE: Final = Struct("14qd")
 _EXPERT_LINEAR: Final = Struct("17q")
-_ACTIVATION: Final = Struct("9q2d")
+_ACTIVATION: Final = Struct("9q4d")
 _SUM: Final = Struct("10q")
 
 
@@ -126,7 +126,7 @@ class ExpertKernels:
         tokens, both = gate_up.shape[0], gate_up.shape[-1]
         picks = gate_up.shape[1] if gate_up.dim() == 3 else 1
         out = self._library.empty((*gate_up.shape[:-1], both // 2), gate_up.dtype)
-        clamp = kind if isinstance(kind, ClampedSwiglu) else ClampedSwiglu(0.0, 0.0)
+        clamp = kind.numbers if isinstance(kind, ClampedSwiglu) else (0.0,) * 4
         addresses = (gate_up.data_ptr(), out.data_ptr(), 0 if weights is None else weights.data_ptr())
         sizes = (tokens, picks, both // 2)
         flags = (
@@ -134,7 +134,7 @@ class ExpertKernels:
             gate_up.dtype is _BF16,
             self._library.num_threads,
         )
-        self._activation(_ACTIVATION.pack(*addresses, *sizes, *flags, clamp.alpha, clamp.limit))
+        self._activation(_ACTIVATION.pack(*addresses, *sizes, *flags, *clamp))
         return out
 
     def sum(self, y: Tensor, weights: Tensor | None, shared: Tensor | None, gate: Tensor | None) -> Tensor:

@@ -17,10 +17,23 @@ Scores = Literal["softmax", "sigmoid"]
 
 @dataclass(frozen=True, slots=True)
 class ClampedSwiglu:
-    """gpt-oss' activation ``g * sigmoid(alpha * g) * (u + 1)``: g at most ``limit``, u in ``-limit .. limit``."""
+    """The activation ``g * sigmoid(alpha * g) * (u + offset)`` of a bounded gate g and a bounded u.
+
+    Attributes:
+        limit: bound of u, which is in ``-limit .. limit``, and of g unless ``gate_limit`` is set.
+        offset: 1 in gpt-oss, 0 for a bounded SwiGLU.
+        gate_limit: the largest g, if it is not ``limit``.
+    """
 
     alpha: float
     limit: float
+    offset: float = 1.0
+    gate_limit: float | None = None
+
+    @property
+    def numbers(self) -> tuple[float, float, float, float]:
+        """The parameters in the order in which kernels take them: alpha, largest gate, bound of u, offset."""
+        return self.alpha, self.limit if self.gate_limit is None else self.gate_limit, self.limit, self.offset
 
 
 ExpertActivation = Literal["silu", "gelu_tanh"] | ClampedSwiglu

@@ -124,9 +124,10 @@ def _sum_experts(
     tl.store(out + token * width + column, total.to(out.dtype.element_ty), inside)
 
 
-@triton.jit(do_not_specialize=["alpha", "limit"])
+@triton.jit(do_not_specialize=["alpha", "gate_limit", "limit", "offset"])
 def _expert_activation(
-    gate_up, weights, out, width, alpha, limit, KIND: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr
+    gate_up, weights, out, width, alpha, gate_limit, limit, offset,
+    KIND: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (p, b): columns ``b * BLOCK ...`` of ``act(w gate) (w up)`` of pick p, whose weight is w."""
     pick = tl.program_id(0).to(tl.int64)
@@ -140,9 +141,9 @@ def _expert_activation(
         up *= weight
     if KIND == "clamped":
         # These comparisons keep NaN.
-        gate = tl.where(gate > limit, limit, gate)
+        gate = tl.where(gate > gate_limit, gate_limit, gate)
         up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
-        active = gate / (1.0 + tl.exp(-alpha * gate)) * (up + 1.0)
+        active = gate / (1.0 + tl.exp(-alpha * gate)) * (up + offset)
     elif KIND == "silu":
         active = gate / (1.0 + tl.exp(-gate)) * up
     else:
@@ -234,7 +235,7 @@ def _sum_launch(y: Tensor, weights: Tensor | None, shared: Tensor | None, gate: 
 def _activation_launch(gate_up: Tensor, kind: ExpertActivation, weights: Tensor | None, out: Tensor) -> Launch:
     width = out.shape[-1]
     is_clamped = isinstance(kind, ClampedSwiglu)
-    numbers = (kind.alpha, kind.limit) if isinstance(kind, ClampedSwiglu) else (0.0, 0.0)
+    numbers = kind.numbers if isinstance(kind, ClampedSwiglu) else (0.0,) * 4
     constants = {"KIND": "clamped" if is_clamped else kind, "WEIGHTED": weights is not None, "BLOCK": _BLOCK}
     args = (gate_up, gate_up if weights is None else weights, out, width, *numbers)
     return Launch(_expert_activation, (out.numel() // width, cdiv(width, _BLOCK), 1), args, constants)

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("kernels")
 
 TYPES = [torch.float32, torch.bfloat16]
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
-CLAMP = ClampedSwiglu(1.702, 0.8)
+CLAMP, BOUNDED = ClampedSwiglu(1.702, 0.8), ClampedSwiglu(1.0, 0.8, 0.0, 1.3)
 ROUTERS = {
     "softmax": RouterParams(3),
     "renormalised": RouterParams(4, renormalises=True),
@@ -156,7 +156,7 @@ def test_a_token_has_its_bits_in_any_batch_and_on_any_threads(dtype: torch.dtype
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("kind", ["silu", "gelu_tanh", CLAMP], ids=["silu", "gelu", "clamped"])
+@pytest.mark.parametrize("kind", ["silu", "gelu_tanh", CLAMP, BOUNDED], ids=["silu", "gelu", "clamped", "bounded"])
 @pytest.mark.parametrize("width", [48, 13])
 def test_activations_are_those_of_plain_torch(dtype: torch.dtype, kind: object, width: int) -> None:
     gate_up = (torch.randn(5, 3, 2 * width) * 2).to(dtype)

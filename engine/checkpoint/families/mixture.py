@@ -21,10 +21,16 @@ TrainedAs = Literal["outputs first", "inputs first", "marked"]
 
 @dataclass(frozen=True, slots=True)
 class ClampedGate:
-    """The activation ``g * sigmoid(alpha * g) * (u + 1)``, g at most ``limit``, u within ``-limit`` and ``limit``."""
+    """The activation ``g * sigmoid(alpha * g) * (u + offset)``, u within ``-limit`` and ``limit``.
+
+    Attributes:
+        gate_limit: the largest g; None for ``limit``.
+    """
 
     alpha: float
     limit: float
+    offset: float = 1.0
+    gate_limit: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,7 @@ class Mixture:
         gated_sharing: whether the shared expert is weighted by a sigmoid of the token.
         biased: whether router and experts have biases.
         clamp: the experts' activation; None for SiLU.
+        shared_clamp: the shared expert's activation; None for SiLU.
         weighs_input: whether the weights are factors of the experts' inputs, not of their results.
         gated: whether an expert is ``down(silu(gate(x)) * up(x))``, else ``down(relu(up(x)) ** 2)``; the same for the
             shared expert.
@@ -115,6 +122,7 @@ class Mixture:
     gated_sharing: bool = False
     biased: bool = False
     clamp: ClampedGate | None = None
+    shared_clamp: ClampedGate | None = None
     weighs_input: bool = False
     gated: bool = True
     latent_size: int | None = None
@@ -158,6 +166,8 @@ class MixtureFamily:
         gated_sharing: whether the shared expert has a weight for each token.
         biased: whether router and experts have biases.
         clamped: whether the activation is ``ClampedGate``, with "swiglu_alpha" and "swiglu_limit".
+        limited: whether layers bound their activations, by "swiglu_limits" in experts and by "swiglu_limits_shared" in
+            the shared one and in ordinary MLPs.
         gguf_renormalises: the value of "norm_topk_prob" for GGUF files, which have no key for it.
         mxfp4: whether experts may be stored in MXFP4.
         weighs_input: ``weighs_input`` of ``Mixture``.
@@ -195,6 +205,7 @@ class MixtureFamily:
     gated_sharing: bool = False
     biased: bool = False
     clamped: bool = False
+    limited: bool = False
     gguf_renormalises: bool = False
     mxfp4: bool = False
     weighs_input: bool = False

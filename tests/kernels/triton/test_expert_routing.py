@@ -92,7 +92,7 @@ def test_the_sum_is_that_of_plain_torch(
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("kind", ["silu", "gelu_tanh", ClampedSwiglu(1.702, 2.0)])
+@pytest.mark.parametrize("kind", ["silu", "gelu_tanh", ClampedSwiglu(1.702, 2.0), ClampedSwiglu(1.0, 0.8, 0.0, 1.3)])
 def test_the_activation_is_that_of_plain_torch(kind: str, weighted: bool, dtype: torch.dtype) -> None:
     gate_up = (3 * torch.randn(3, 2, 96)).to(dtype)
     weights = torch.rand(3, 2) if weighted else None

@@ -53,7 +53,7 @@ FAMILIES = [
         "bailing_hybrid",
         "bailing_hybrid_unbounded",
     ),
-    *("bloom", "mpt", "laguna", "laguna_elements"),
+    *("bloom", "mpt", "laguna", "laguna_elements", "step3p5"),
 ]
 MAMBAS = ("mamba", "falcon_mamba", "jamba")
 PROMPT = [random.Random(f"5 {each}").randrange(VOCAB) for each in range(41)]

@@ -31,8 +31,8 @@ PROMPTS = [[random.Random(row).randrange(VOCAB) for _ in range(length)] for row,
 
 
 def random_model(name: str, folder: Path) -> DecoderModel:
-    """Random weights in the shape of a family; of Gemma 4, whose layers differ in size, in its own sizes."""
-    if name.startswith("gemma4"):
+    """Random weights in the shape of a family; of those whose layers differ in size, in their own sizes."""
+    if name.startswith(("gemma4", "step3p5")):
         return load_model(save(name, folder), dtype=torch.float32, device=CPU, dummy=True)
     written = json.loads((save(name, folder) / "config.json").read_text())
     listed = [key for key in BY_LAYER if key != "mlp_layer_types" or name in OWN or name == "minimax_m3"]
@@ -97,7 +97,7 @@ EXPERT_KERNELS = {"_group", "_product", "extend", "decode"}
     [
         *((name, EXPERT_KERNELS) for name in ("qwen2_moe", "mixtral", "gpt_oss", "mimo_v2_flash", "laguna")),
         ("deepseek_v3", EXPERT_KERNELS | {"_rope_store_latent"}),
-        ("minimax_m3", EXPERT_KERNELS | {"_expert_activation"}),
+        *((name, EXPERT_KERNELS | {"_expert_activation"}) for name in ("minimax_m3", "step3p5")),
     ],
 )
 def test_experts_are_those_of_plain_torch(name, kernels, tmp_path, request):

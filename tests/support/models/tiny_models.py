@@ -198,6 +198,7 @@ from transformers import (
     StableLmForCausalLM,
     Starcoder2Config,
     Starcoder2ForCausalLM,
+    Step3p7TextConfig,
     VaultGemmaConfig,
     VaultGemmaForCausalLM,
     YoutuConfig,
@@ -205,6 +206,8 @@ from transformers import (
     Zamba2Config,
     Zamba2ForCausalLM,
 )
+
+from support.models.step_model import Step3p5ForCausalLM
 
 VOCAB = 131
 
@@ -1574,6 +1577,32 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
                 **_MIMO_ROPES,
                 "sliding_attention": {"rope_type": "default", "rope_theta": 1e2},
             },
+        },
+    ),
+    "step3p5": (
+        Step3p7TextConfig,
+        Step3p5ForCausalLM,
+        {
+            **_NATIVE,
+            "num_attention_heads": 4,
+            "num_sliding_attention_heads": 6,
+            "head_dim": 16,
+            "sliding_window": 6,
+            "num_hidden_layers": 4,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention", "sliding_attention"],
+            "mlp_layer_types": ["dense", "dense", "sparse", "sparse"],
+            "rope_parameters": {
+                **_MIMO_ROPES,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e2},
+            },
+            "query_pre_attn_scalar": 20,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 16,
+            "share_expert_dim": 32,
+            "swiglu_limits": [0.0, 0.0, 0.0, 0.4],
+            "swiglu_limits_shared": [0.5, 0.0, 0.7, 0.0],
+            "moe_router_scaling_factor": 1.7,
         },
     ),
     "laguna_elements": (

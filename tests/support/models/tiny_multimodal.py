@@ -38,8 +38,11 @@ from transformers import (
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeConfig,
     Qwen3VLMoeForConditionalGeneration,
+    Step3p7Config,
+    Step3p7ForConditionalGeneration,
 )
 
+from support.models.step_model import published_step
 from support.models.tiny_models import COMMON
 
 _TEXT = {key: value for key, value in COMMON.items() if key != "tie_word_embeddings"}
@@ -304,6 +307,35 @@ MULTIMODAL: dict[str, Kind] = {
             "video_token_index": 121,
         },
     ),
+    "step3p7": (
+        Step3p7Config,
+        Step3p7ForConditionalGeneration,
+        {
+            "text_config": {
+                **_TEXT,
+                "model_type": "step3p5",
+                "head_dim": 16,
+                "num_attention_heads": 4,
+                "num_sliding_attention_heads": 6,
+                "sliding_window": 5,
+                "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+                "mlp_layer_types": ["dense", "sparse", "sparse"],
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "default", "rope_theta": 5e2, "partial_rotary_factor": 0.5},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 1e2},
+                },
+                "n_routed_experts": 5,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 26,
+                "share_expert_dim": 20,
+                "swiglu_limits": [0.0, 0.0, 0.4],
+                "swiglu_limits_shared": [0.3, 0.5, 0.0],
+                "moe_router_scaling_factor": 3.0,
+            },
+            "vision_config": {**_SIGLIP, "model_type": "step3p5_vision"},
+            "image_token_id": 120,
+        },
+    ),
     "qwen3_5_moe": (
         Qwen3_5MoeConfig,
         Qwen3_5MoeForConditionalGeneration,
@@ -353,14 +385,21 @@ def save_multimodal(name: str, folder: Path, spelling: str) -> Path:
     file = folder / "model.safetensors"
     # transformers 5.24 writes Kimi's layers as blocks of its vision tower.
     stored = dict(multimodal_model(name).state_dict()) if name == "kimi_k25" else load_file(file)
-    tensors = {_today(key): value for key, value in stored.items()}
+    tensors = stored if name == "step3p7" else {_today(key): value for key, value in stored.items()}
     if name == "qwen3_vl_moe":  # the published files, which transformers turns when it loads them
         tensors |= {key: value.mT.contiguous() for key, value in tensors.items() if ".experts." in key}
     if name.startswith("qwen3_5"):  # with the layer that predicts further tokens, which is no part of the model
         tensors |= {"mtp.fc.weight": torch.zeros(3), "mtp.layers.0.input_layernorm.weight": torch.zeros(3)}
     if name == "qwen3_5_moe" and spelling == "today":
         tensors = _stacked(tensors)
-    if spelling == "old":
+    if spelling == "old" and name == "step3p7":  # as published, with an MTP module
+        tensors |= {
+            f"model.layers.3.{part}.weight": torch.zeros(3) for part in ("enorm", "transformer.shared_head.norm")
+        }
+        config = json.loads((folder / "config.json").read_text())
+        config["text_config"] = published_step(config["text_config"])
+        (folder / "config.json").write_text(json.dumps(config))
+    elif spelling == "old":
         qwen = name.startswith("qwen")
         if not name.startswith(("qwen3_vl", "qwen3_5")):
             tensors = {(_old_qwen if qwen else _old_llava)(key): value for key, value in tensors.items()}

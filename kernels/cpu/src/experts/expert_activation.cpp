@@ -14,7 +14,7 @@ struct ExpertActivation {
   void* out;            // [tokens][picks][width]
   const float* weights;  // [tokens][picks] or null: factors of gate_up
   int64_t tokens, picks, width, kind, is_bf16, threads;
-  double alpha, limit;  // for the clamped activation
+  double alpha, gate_limit, limit, offset;  // for the clamped activation
 };
 
 enum Kind : int64_t { kPlainSilu = 0, kClamped = 1, kPlainGelu = 2 };
@@ -27,17 +27,21 @@ struct Plain {
   INLINE Floats operator()(const Floats& gate, const Floats& up) const { return Act::apply(gate) * up; }
 };
 
-// gate * sigmoid(alpha * gate) * (up + 1), with gate at most `limit`, and up within -limit .. limit. NaN stays NaN.
+// gate * sigmoid(alpha * gate) * (up + offset), with gate at most `gate_limit`, and up within -limit .. limit. NaN stays
+// NaN.
 struct Clamped {
-  float alpha, limit;
+  float alpha, gate_limit, limit, offset;
 
-  explicit Clamped(const ExpertActivation& op) : alpha((float)op.alpha), limit((float)op.limit) {}
+  explicit Clamped(const ExpertActivation& op)
+      : alpha((float)op.alpha), gate_limit((float)op.gate_limit), limit((float)op.limit), offset((float)op.offset) {}
 
   INLINE Floats operator()(const Floats& gate, const Floats& up) const {
     const Floats zero = broadcast(0.0f), least = broadcast(-limit);
-    const auto at_most = [&](const Floats& value) { return zero - max(least, zero - value); };
-    const Floats g = at_most(gate), u = max(least, at_most(up));
-    return g * sigmoid(g * broadcast(alpha)) * (u + broadcast(1.0f));
+    const auto at_most = [&](float bound, const Floats& value) {
+      return zero - max(broadcast(-bound), zero - value);
+    };
+    const Floats g = at_most(gate_limit, gate), u = max(least, at_most(limit, up));
+    return g * sigmoid(g * broadcast(alpha)) * (u + broadcast(offset));
   }
 };
 
