@@ -105,24 +105,19 @@ class ChatChunks:
         self._num_tokens = 0
         self._parsers = {} if plan is None else {index: ToolParser(plan) for index in range(request.n)}
         self._calling: set[int] = set()
-        self._begun: set[int] = set()
+        self._num_choices = request.n
+        self._has_begun = False
         self._echo = request.echoed_text
         self._start = envelope.event_start()
         self._end = b',"usage":null}\n\n' if request.include_usage else b"}\n\n"
 
     def events(self, delta: TextDelta) -> bytes:
         """Return the events for a delta; empty while the delta's text is held back."""
-        events = []
-        self._num_tokens += len(delta.tokens)
         self._more = {}
+        events = self._begin()
+        self._num_tokens += len(delta.tokens) + len(end_tokens(delta.finish))
         if delta.fields:
             self._more["field_probabilities"] = field_probabilities(delta.fields)
-        if delta.index not in self._begun:
-            self._begun.add(delta.index)
-            content = None if delta.index in self._parsers else ""
-            events.append(self._event(delta.index, {"role": "assistant", "content": content}))
-            if self._echo:
-                events.append(self._event(delta.index, {"content": self._echo}))
         logprobs = None if self._num_logprobs is None else chat_logprobs(delta.logprobs, self._num_logprobs)
         if self._returns_ids:
             self._more |= _token_ids([*delta.tokens, *end_tokens(delta.finish)])
@@ -142,6 +137,23 @@ class ChatChunks:
             # The text is held back, but the other fields are sent now.
             events.append(self._event(delta.index, {"content": ""}))
         return b"".join(events)
+
+    def _begin(self) -> list[bytes]:
+        """Return the first events of all choices, in order; none after the first call.
+
+        Clients append a choice when they first see it. OpenAI's Python client then finds it by its index as a position,
+        so it would mix two choices up if the second one began first.
+        """
+        if self._has_begun:
+            return []
+        self._has_begun = True
+        events = []
+        for index in range(self._num_choices):
+            content = None if index in self._parsers else ""
+            events.append(self._event(index, {"role": "assistant", "content": content}))
+            if self._echo:
+                events.append(self._event(index, {"content": self._echo}))
+        return events
 
     def _parse(self, delta: TextDelta, logprobs: dict[str, Any] | None) -> list[bytes]:
         """Return the events for a delta that may contain tool calls. Its logprobs are sent with the first event."""

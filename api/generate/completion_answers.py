@@ -115,7 +115,7 @@ class CompletionChunks:
         """Return the event for a delta; empty while the delta's text is held back."""
         index = delta.prompt * self._request.n + delta.index
         if self._request.max_tokens != 0:
-            self._num_tokens += len(delta.tokens)
+            self._num_tokens += len(delta.tokens) + len(end_tokens(delta.finish))
         text, logprobs = self._choices[index].piece(delta.text, delta.logprobs, delta.prompt_logprobs)
         ids = self._token_ids(index, delta)
         if delta.fields:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, closing
 
@@ -14,11 +15,21 @@ from ..errors import ErrorReply, reply_to
 from .streams import ClientGone, while_connected
 
 _SEND_TIMEOUT = 60.0
+# U+2028, U+2029 and U+0085 in UTF-8. Clients that read lines of text, for example by httpx's ``iter_lines``, end a line
+# at them.
+_LINE_ENDS = re.compile(rb"\xe2\x80[\xa8\xa9]|\xc2\x85")
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 def _openai_error(reply: ErrorReply) -> bytes:
     return b"data: " + reply.body() + b"\n\n"
+
+
+def without_line_ends(event: bytes) -> bytes:
+    """Return an event in which characters within JSON strings that some clients take for line ends are escaped."""
+    if b"\xe2\x80" in event or b"\xc2\x85" in event:
+        return _LINE_ENDS.sub(lambda found: b"\\u%04x" % ord(found[0].decode()), event)
+    return event
 
 
 class EventStream(Response):
@@ -61,13 +72,13 @@ class EventStream(Response):
             with closing(_Body(send, start, limit, self._heartbeat, self.heartbeat_piece)) as body:
                 try:
                     async for event in events:
-                        await body.send(event)
+                        await body.send(without_line_ends(event))
                 except Exception as error:
                     reply = reply_to(error)
                     if not await body.has_begun():
                         await error_response(reply, scope)(scope, receive, send)
                         return
-                    await body.send(self._error_event(reply))
+                    await body.send(without_line_ends(self._error_event(reply)))
                 await body.send(b"", more=False)
 
 

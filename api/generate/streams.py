@@ -128,6 +128,10 @@ async def generate(
     fields = None
     if output_format is not None and output_format.form is not None and requests[0].params.allowed_logprobs:
         fields = _field_readers(cast("AsyncEngine", async_engine), requests[0], output_format.form, thought)
+    # The parsers decide by the text which tokens belong to the reasoning or to a call. Token by token, the logprobs of
+    # the others do not depend on how many tokens arrive together.
+    parses = parser is not None or (output_format is not None and output_format.tools is not None)
+    splits = parses and requests[0].params.logprobs is not None
     state.limits.active += 1
     reason, is_unknown = "abort", False
     try:
@@ -136,6 +140,8 @@ async def generate(
                 async for deltas in stream:
                     if fields is not None:
                         deltas = [fields.read(delta) for delta in deltas]
+                    if splits:
+                        deltas = [part for delta in deltas for part in delta.by_token()]
                     if parser is not None:
                         deltas = [parser.parse(delta) for delta in deltas]
                     checked = deltas if check is None else await check.check(deltas)
@@ -276,13 +282,14 @@ def _joined(first: TextDelta, second: TextDelta) -> TextDelta:
         reasoning=first.reasoning + second.reasoning,
         pooled=first.pooled + second.pooled,
         fields=first.fields + second.fields,
+        pieces=(),
     )
 
 
 async def silenced(deltas: Deltas) -> Deltas:
     """Yield the deltas of a request for no tokens.
 
-    They have no generated text, and each answer ends with reason ``length``.
+    They have no generated text and no tokens, and each answer ends with reason ``length``.
     """
     async with aclosing(deltas) as stream:
         async for arrived in stream:
@@ -290,8 +297,8 @@ async def silenced(deltas: Deltas) -> Deltas:
 
 
 def _silent(delta: TextDelta) -> TextDelta:
-    finish = delta.finish and replace(delta.finish, reason=FinishReason.LENGTH, stop_reason=None)
-    return replace(delta, text="", tokens=(), logprobs=(), finish=finish)
+    finish = delta.finish and replace(delta.finish, reason=FinishReason.LENGTH, stop_reason=None, stop_token=None)
+    return replace(delta, text="", reasoning="", tokens=(), logprobs=(), fields=(), finish=finish)
 
 
 def failure_of(finish: Finish | None) -> EngineError | None:

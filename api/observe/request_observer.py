@@ -107,7 +107,7 @@ class RequestObserver:
         if last is None:
             self._metrics.observe_first(now)
             self._first = self._first or now
-        else:
+        elif now > last:  # Tokens that arrive together may be in several deltas.
             self._metrics.observe_between(now - last)
         self._last[sequence] = now
         self._running[sequence] += count

@@ -92,6 +92,8 @@ def _conversation(messages: Iterable[OllamaMessage]) -> Iterable[dict[str, Any]]
     for number, message in enumerate(messages):
         fields: dict[str, Any] = {"role": message.role, "content": message.content}
         if message.tool_calls:
+            # Ollama's clients send "" for a call without text. A template may write that as a text.
+            fields["content"] = message.content or None
             ids = [call.id or f"{number:04d}{at:05d}" for at, call in enumerate(message.tool_calls)]
             waiting = [(call.function.name, each) for call, each in zip(message.tool_calls, ids, strict=True)]
             calls = zip(message.tool_calls, ids, strict=True)

@@ -77,13 +77,15 @@ class Conversation:
         for position, item in enumerate(items, -len(self._earlier)):
             match item:
                 case ReasoningItem():
-                    thought = (thought or "") + item.text
-                case MessageItem():
-                    said = thought if item.role == "assistant" else None
-                    messages.append(ChatMessage(role=item.role, content=text_of(item.content), reasoning_content=said))
+                    thought = (thought or "") + item.text or None
+                case MessageItem(role="assistant"):
+                    _add_answer(messages, text_of(item.content), thought)
                     thought = None
-                    if item.role != "assistant":
-                        calls.end_turn()
+                case MessageItem():
+                    _add_lone_thought(messages, thought)
+                    thought = None
+                    messages.append(ChatMessage(role=item.role, content=text_of(item.content)))
+                    calls.end_turn()
                 case OtherItem():
                     left_out.add(item.call_id)
                 case OutputItem() if item.call_id in left_out:
@@ -100,9 +102,25 @@ class Conversation:
                         raise RequestError(f"'{field}' {error}.", param=field) from None
                     content = text_of(item.output)
                     messages.append(ChatMessage(role="tool", content=content, tool_call_id=item.call_id))
+        _add_lone_thought(messages, thought)
         if not messages:
             raise RequestError("'input' needs a message: items of other tools are ignored.", param="input")
         return messages
+
+
+def _add_answer(messages: list[ChatMessage], text: str, thought: str | None) -> None:
+    """Add a text of the assistant. After calls without results it belongs to their message, as in a chat's answer."""
+    last = messages[-1] if messages else None
+    if thought is None and last is not None and last.role == "assistant" and last.tool_calls:
+        last.content = "\n".join(each for each in (last.text, text) if each) or last.content
+    else:
+        messages.append(ChatMessage(role="assistant", content=text, reasoning_content=thought))
+
+
+def _add_lone_thought(messages: list[ChatMessage], thought: str | None) -> None:
+    """Add an answer that was cut off in its reasoning, so that its turn is not missing."""
+    if thought is not None:
+        messages.append(ChatMessage(role="assistant", content="", reasoning_content=thought))
 
 
 def _add_call(messages: list[ChatMessage], item: CallItem | CustomCallItem, thought: str | None) -> None:

@@ -64,7 +64,10 @@ class OutputItems:
         for piece in pieces:
             match piece:
                 case Content():
-                    events += self._add_text(piece.text, logprobs)
+                    # In chats this newline joins the text to the text before a call. Here the text is an item of its
+                    # own.
+                    text = piece.text.removeprefix("\n") if self._is_in_call else piece.text
+                    events += self._add_text(text, logprobs)
                     logprobs = []
                 case CallStart():
                     events += self._begin_call(piece)

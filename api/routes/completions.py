@@ -9,7 +9,7 @@ from ..generate.build_request import completion_requests, echoed_prompts
 from ..generate.completion_answers import CompletionChunks, completion_body
 from ..generate.envelope import Envelope, chunk_events, json_response
 from ..generate.sse import EventStream
-from ..generate.streams import at_intervals, collect, generate, while_connected
+from ..generate.streams import at_intervals, collect, generate, silenced, while_connected
 from ..observe.token_usage import UsageCount
 from ..protocol.completions import CompletionRequest
 from ..structured.output_format import checked_format
@@ -31,6 +31,8 @@ async def create_completion(body: CompletionRequest, request: Request, state: St
     usage = UsageCount(drop_completion=body.max_tokens == 0)
     source = BeamReader(target.engine, caller, body.length_penalty) if body.use_beam_search else target.engine
     deltas = generate(state, source, prepared, caller, output_format, usage)
+    if body.max_tokens == 0:
+        deltas = silenced(deltas)
     if body.stream:
         chunks = CompletionChunks(body, envelope, prompts)
         events = chunk_events(at_intervals(deltas, state.options.stream_interval), chunks, usage)

@@ -8,16 +8,14 @@ _TOKEN = re.compile(r'[{}\[\],:]|"(?:[^"\\]|\\.)*(?:"|\\?\Z)|[^\s{}\[\],:"]+', r
 _CLOSING = {"{": "}", "[": "]"}
 _SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
-# Matches the end of a string whose last escape is incomplete, or is the first half of a surrogate pair. A backslash
-# begins an escape only after an even number of backslashes.
-_CUT_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*((?:\\u[dD][89abAB][0-9a-fA-F]{2})?(?:\\(?:u[0-9a-fA-F]{0,3})?)?)\Z")
 
 
 def completed_object(text: str) -> str:
     """Complete the text of a JSON object that may end anywhere. Takes time linear in the text's length.
 
-    A string that was cut off is closed. A member without a value is dropped. If the text does not begin an object, the
-    result is ``{}``. If the text becomes invalid JSON later, the result is invalid JSON too.
+    A string that was cut off is dropped, as it is by Anthropic's client from a stream: a value that is half there, such
+    as a command, must not look like a whole one. So is a member without a value. If the text does not begin an object,
+    the result is ``{}``. If the text becomes invalid JSON later, the result is invalid JSON too.
     """
     if not text.lstrip().startswith("{"):
         return "{}"
@@ -43,10 +41,5 @@ def completed_object(text: str) -> str:
 
 
 def _whole(token: str) -> str:
-    """Return a value that is not nested; a string that was cut off is closed. Returns "" for an incomplete value."""
-    if not token.startswith('"'):
-        return token if _SCALAR.fullmatch(token) else ""
-    if _STRING.fullmatch(token):
-        return token
-    cut = _CUT_ESCAPE.search(token)
-    return (token if cut is None else token[: cut.start(1)]) + '"'
+    """Return a value that is not nested; "" for an incomplete value."""
+    return token if _SCALAR.fullmatch(token) or _STRING.fullmatch(token) else ""

@@ -37,18 +37,27 @@ class TgiReply(ReplyEnd):
         self._tops: list[list[dict[str, Any]]] = []
         # The last event, until it is sent, because the end of the answer is added to it.
         self._last: dict[str, Any] | None = None
+        # The last event, if its text is not complete yet, and the number of bytes that the text is behind the tokens.
+        self._held: list[dict[str, Any]] = []
+        self._num_behind = 0
 
     def take(self, delta: TextDelta) -> list[dict[str, Any]]:
         """Add a delta. Returns its events. The text of several tokens is in the event of the last of them.
 
         The engine reports the end separately from the last tokens, so the last event may change until ``sent`` is
-        called.
+        called. While the text of the last token is held back, because a stop string or a character may not be complete,
+        its event is held back too: so the rest of the text at the end belongs to a token.
         """
-        events = []
+        events, self._held = self._held, []
         self._text.append(delta.text)
         for number, scored in enumerate(delta.logprobs):
             is_last = number + 1 == len(delta.logprobs)
             events.append(self._event(self._token(scored, delta.text if is_last else ""), scored))
+            self._num_behind += 0 if scored.token in self._special else len(scored.bytes)
+        # A replacement character may have more bytes than its token, so the number may be too small, but never below 0.
+        self._num_behind = max(0, self._num_behind - len(delta.text.encode("utf-8", "surrogatepass")))
+        if delta.finish is None and events and self._num_behind > 0:
+            self._held = [events.pop()]
         if delta.finish is not None:
             self._finish = delta.finish
             if self.failure is None:
@@ -58,7 +67,8 @@ class TgiReply(ReplyEnd):
 
     def sent(self) -> None:
         """Record that the events so far were sent, so that they cannot change any more."""
-        self._last = None
+        if not self._held:
+            self._last = None
 
     def body(self) -> dict[str, Any]:
         """Return the whole answer. Raises ``failure`` if it is set, and EngineError if the engine did not end it."""

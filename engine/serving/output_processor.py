@@ -99,6 +99,7 @@ class TextDelta:
         allowed: for each position, logprobs of the tokens that the grammar allowed, including the end token; if
             requested.
         fields: probabilities of the completed fields of a JSON answer, after the API has computed them.
+        pieces: the new text by token, if there are several tokens with logprobs; else empty.
     """
 
     index: int
@@ -112,6 +113,23 @@ class TextDelta:
     pooled: bytes = b""
     allowed: tuple[AllowedLogprobs, ...] = ()
     fields: tuple[FieldProbability, ...] = ()
+    pieces: tuple[str, ...] = ()
+
+    def by_token(self) -> list[TextDelta]:
+        """Return the delta as one delta for each token, so that each logprob is beside the text of its token.
+
+        A delta without ``pieces`` is returned unchanged.
+        """
+        if not self.pieces:
+            return [self]
+        parts = [
+            TextDelta(self.index, text, (token,), (logprob,), prompt=self.prompt)
+            for text, token, logprob in zip(self.pieces, self.tokens, self.logprobs, strict=True)
+        ]
+        parts[0].prompt_logprobs = self.prompt_logprobs
+        last = parts[-1]
+        last.finish, last.pooled, last.allowed, last.fields = self.finish, self.pooled, self.allowed, self.fields
+        return parts
 
 
 @dataclass(slots=True)
@@ -207,30 +225,34 @@ class OutputProcessor:
         if self.stopped:
             return None
         self._is_limited |= message.is_limited
-        text, count = self._read(message.tokens)
+        texts, count = self._read(message.tokens)
         return TextDelta(
             self._index,
-            text,
+            "".join(texts),
             message.tokens[:count],
             token_logprobs(self._tokenizer, message.logprobs[:count]),
             token_logprobs(self._tokenizer, message.prompt_logprobs),
             prompt=self.prompt,
             pooled=message.pooled,
             allowed=message.allowed[: count if self.stopped else None],
+            pieces=tuple(texts) if message.logprobs and count > 1 else (),
         )
 
-    def _read(self, tokens: tuple[int, ...]) -> tuple[str, int]:
-        """Return the text of ``tokens`` up to a stop string, and the number of tokens up to the stop string."""
-        if self._matcher is None:
+    def _read(self, tokens: tuple[int, ...]) -> tuple[list[str], int]:
+        """Return the text of ``tokens`` up to a stop string, and the number of tokens up to the stop string.
+
+        The text is one piece for each token, or a single piece if neither stop strings nor logprobs need more.
+        """
+        if self._matcher is None and self._request.params.logprobs is None:
             self._num_tokens += len(tokens)
-            return self._detokenizer.push(tokens), len(tokens)
+            return [self._detokenizer.push(tokens)], len(tokens)
         texts = []
         for count, token in enumerate(tokens, 1):
             self._num_tokens += 1
             texts.append(self._match(self._detokenizer.push((token,))))
             if self.stopped:
-                return "".join(texts), count
-        return "".join(texts), len(tokens)
+                return texts, count
+        return texts, len(tokens)
 
     def _match(self, text: str) -> str:
         """Match stop strings. Returns the text in which no stop string can begin any more; the matcher holds back the

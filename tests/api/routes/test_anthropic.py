@@ -142,11 +142,11 @@ def test_parallel_calls_can_be_forbidden(live: Live) -> None:
     assert several["type"] == "array" and "anyOf" in one
 
 
-def test_what_is_cut_off_within_a_call_is_kept(live: Live) -> None:
+def test_of_a_call_that_is_cut_off_whole_values_are_kept(live: Live) -> None:
     say(live, ONE)
     answer = post(live, tools=TOOLS, max_tokens=ONE.index("lm"))
     assert answer["stop_reason"] == "max_tokens"
-    assert answer["content"][0]["input"] == {"city": "U"}
+    assert answer["content"][0]["input"] == {}, "half of a text is no value, as the client reads it from a stream"
     say(live, '<tool_call>\n{"name": "weather", "arguments": {"n": 123456789012345678901, "city": "Ulm"}}')
     for stream in (False, True):
         with live.http() as http:

@@ -26,19 +26,19 @@ def test_every_beginning_has_the_members_that_it_tells(value: object, is_ascii: 
     text = json.dumps(value, ensure_ascii=is_ascii, indent=indent)
     assert completed_object(text) == text
     for end in range(1, len(text)):
-        assert json.loads(completed_object(text[:end])) == from_json(text[:end], allow_partial="trailing-strings")
+        assert json.loads(completed_object(text[:end])) == from_json(text[:end], allow_partial=True)
 
 
 @pytest.mark.parametrize(
     ("text", "completed"),
     [
-        ('{"n": 123456789012345678901, "b": "x', '{"n": 123456789012345678901, "b": "x"}'),
+        ('{"n": 123456789012345678901, "b": "x', '{"n": 123456789012345678901}'),
         ('{"n": [1e400, 12345678901234567.125', '{"n": [1e400, 12345678901234567.125]}'),
         ('{"n": 1e400, "b": 1e', '{"n": 1e400}'),
-        ('{"a": "\\ud800 ", "b": "x', '{"a": "\\ud800 ", "b": "x"}'),
-        ('{"a": "x\\ud83d', '{"a": "x"}'),
-        ('{"a": "x\\ud83d\\ude0', '{"a": "x"}'),
-        ('{"a": "\\\\ud83d', '{"a": "\\\\ud83d"}'),
+        ('{"a": "\\ud800 ", "b": "x', '{"a": "\\ud800 "}'),
+        ('{"a": "x\\ud83d', "{}"),
+        ('{"a": ["x", "\\\\', '{"a": ["x"]}'),
+        ('{"command": "rm -rf /tmp', "{}"),
         ('{"a": 1, "a": 2, "a', '{"a": 1, "a": 2}'),
         ("", "{}"),
         ("[1, 2", "{}"),
@@ -52,4 +52,4 @@ def test_numbers_and_strings_stay_as_they_are_written(text: str, completed: str)
 def test_deep_and_long_beginnings_take_one_pass() -> None:
     assert completed_object('{"a":' * 50_000) == '{"a":' * 49_999 + "{" + "}" * 50_000
     assert completed_object('{"a": [' + "[1], " * 50_000) == '{"a": [' + "[1], " * 49_999 + "[1]]}"
-    assert completed_object('{"a": "' + "\\\\" * 100_000 + "\\") == '{"a": "' + "\\\\" * 100_000 + '"}'
+    assert completed_object('{"a": "' + "\\\\" * 100_000 + "\\") == "{}"
