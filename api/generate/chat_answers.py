@@ -105,8 +105,7 @@ class ChatChunks:
         self._num_tokens = 0
         self._parsers = {} if plan is None else {index: ToolParser(plan) for index in range(request.n)}
         self._calling: set[int] = set()
-        self._num_choices = request.n
-        self._has_begun = False
+        self._unbegun = range(request.n)
         self._echo = request.echoed_text
         self._start = envelope.event_start()
         self._end = b',"usage":null}\n\n' if request.include_usage else b"}\n\n"
@@ -144,15 +143,13 @@ class ChatChunks:
         Clients append a choice when they first see it. OpenAI's Python client then finds it by its index as a position,
         so it would mix two choices up if the second one began first.
         """
-        if self._has_begun:
-            return []
-        self._has_begun = True
         events = []
-        for index in range(self._num_choices):
+        for index in self._unbegun:
             content = None if index in self._parsers else ""
             events.append(self._event(index, {"role": "assistant", "content": content}))
             if self._echo:
                 events.append(self._event(index, {"content": self._echo}))
+        self._unbegun = range(0)
         return events
 
     def _parse(self, delta: TextDelta, logprobs: dict[str, Any] | None) -> list[bytes]:

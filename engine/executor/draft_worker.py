@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ...kernels.device_memory import DeviceMemoryError, on_device
 from ...kernels.ops import Largest, largest
 from ...lora.lora_step import LoraStep
 from ...lora.own.own_weights import OwnStep
@@ -141,7 +142,7 @@ class DraftWorker:
             config, model, kv, max_model_len=self.max_model_len, vocab_size=vocab_size, head=head
         )
         self.num_skipped = int(self._head is not None)
-        self.run(single_row(1, (0,)), [(0,)])  # no request waits for what first use sets up
+        self._compute(single_row(1, (0,)), [(0,)], None)  # no request waits for what first use sets up
         shape = model.config
         kind = f"{shape.family}, {shape.num_layers} layers"
         if isinstance(model, DraftHead):
@@ -151,8 +152,14 @@ class DraftWorker:
             f"{num_pages * config.block_size:,} tokens ({num_pages * kv.page_bytes / 2**30:.2f} GiB)"
         )
 
-    def run(self, batch: Batch, pages: Seq[Seq[int]], masks: Callable[[], Masks] | None = None) -> StepResult:
+    def run(self, batch: Batch, pages: Seq[Seq[int]], masks: Callable[[], Masks] | None = None) -> StepResult | None:
         """Compute a step; see ``DraftRunner.run``."""
+        try:
+            return on_device(self._compute, batch, pages, masks)
+        except DeviceMemoryError:
+            return None
+
+    def _compute(self, batch: Batch, pages: Seq[Seq[int]], masks: Callable[[], Masks] | None) -> StepResult:
         if self._head is None:
             return self._runner.run(batch, masks)
         self._head.give(batch, pages)

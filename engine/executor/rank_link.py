@@ -162,7 +162,7 @@ class _Silence:
 
     def _is_stopped(self) -> bool:
         try:
-            return str(psutil.Process(self._process).status()) == psutil.STATUS_STOPPED
+            return bool(psutil.Process(self._process).status() == psutil.STATUS_STOPPED)
         except psutil.Error:
             return False
 

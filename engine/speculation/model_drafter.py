@@ -22,7 +22,6 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from ...kernels.device_memory import DeviceMemoryError, on_device
 from ...radix.namespace import Namespace, Path
 from ..batch import Batch, Masks, PageCopy, Row, RowStart, StepResult
 from ..kv_cache.prefix_cache import Lease, PrefixCache
@@ -58,8 +57,8 @@ class DraftRunner(Protocol):
     base_digest: str
     num_skipped: int
 
-    def run(self, batch: Batch, pages: Seq[Seq[int]], masks: Callable[[], Masks] | None = None) -> StepResult:
-        """Compute a step.
+    def run(self, batch: Batch, pages: Seq[Seq[int]], masks: Callable[[], Masks] | None = None) -> StepResult | None:
+        """Compute a step. Returns None if the device has no memory for it.
 
         Args:
             pages: for each row, pages of the target's KV pool, whose cells from ``row.start`` on hold the positions
@@ -315,9 +314,8 @@ class ModelDrafter:
         began = self._clock()
         jobs = mask_jobs(batch, lambda row: owners[row.row])
         masks = self._fill_masks(jobs) if jobs else None
-        try:
-            result = on_device(self._runner.run, batch, step.pages, masks)
-        except DeviceMemoryError:
+        result = self._runner.run(batch, step.pages, masks)
+        if result is None:
             if masks is not None:
                 masks()  # the mask thread uses the matchers until it is done
             self._drop(step)

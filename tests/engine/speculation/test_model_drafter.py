@@ -181,7 +181,7 @@ def test_a_device_without_memory_for_drafts_costs_drafts_alone(
     expected = answers_without(asks, options)
     draft = FakeHead(400, 4, 0.8) if kind == "head" else FakeDraft(400, 4, 0.8)
     drafted = with_head(draft, **options) if isinstance(draft, FakeHead) else engine(**options, draft=draft)
-    fault = Fault((type(draft), "run"), calls, torch.OutOfMemoryError("CUDA out of memory."), late=late)
+    fault = Fault((type(draft), "compute"), calls, torch.OutOfMemoryError("CUDA out of memory."), late=late)
     with fault.injected():
         for number, ask in enumerate(asks):
             drafted.submit(number, ask)

@@ -25,6 +25,7 @@ from rootgraft.engine.types import SamplingParams
 from rootgraft.grammar.compile.compiler import CompiledGrammar, compile
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.vocabulary import Vocabulary
+from rootgraft.kernels.device_memory import DeviceMemoryError, on_device
 from rootgraft.radix.namespace import Namespace, Path
 from support.engine.core_hooks import scheduler_of, set_structured_output, structured_output_in_process, worker_of
 from support.engine.fake_worker import FakeWorker, chain, next_token
@@ -262,7 +263,13 @@ class FakeDraft(FakeWorker):
         self.num_logits = VOCAB
         self._right, self._random = right, random.Random(seed)
 
-    def run(self, batch: Batch, pages: Any = None, masks: Callable[[], Masks] | None = None) -> StepResult:
+    def run(self, batch: Batch, pages: Any = None, masks: Callable[[], Masks] | None = None) -> Any:
+        try:
+            return on_device(self.compute, batch, pages, masks)
+        except DeviceMemoryError:
+            return None
+
+    def compute(self, batch: Batch, pages: Any, masks: Callable[[], Masks] | None) -> StepResult:
         assert len(pages) == len(batch.rows)
         return super().run(batch, masks)
 
@@ -306,12 +313,12 @@ class FakeHead(FakeDraft):
         self._beside: dict[int, list[int]] = {}  # by line, the hidden state in front of each but the first
         self._last: dict[int, int] = {}
 
-    def run(self, batch: Batch, pages: Any = None, masks: Callable[[], Masks] | None = None) -> StepResult:
+    def compute(self, batch: Batch, pages: Any, masks: Callable[[], Masks] | None) -> StepResult:
         for start in batch.starts:
             self._tokens[start.row], self._beside[start.row] = list(start.tokens), []
         for row, held in zip(batch.rows, pages, strict=True):
             self._read(row, held)
-        return super().run(batch, pages, masks)
+        return super().compute(batch, pages, masks)
 
     def _read(self, row: Row, held: Seq[int]) -> None:
         tokens, beside = self._tokens[row.row], self._beside[row.row]
