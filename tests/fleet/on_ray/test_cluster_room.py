@@ -82,7 +82,7 @@ def test_a_ray_that_is_missing_or_another_is_named(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ConfigError, match=r"not installed\. Try: .* -m pip install 'rootgraft\[fleet\]'"):
         check_ray()
     monkeypatch.setattr(metadata, "version", lambda name: "2.61.0")
-    with pytest.raises(ConfigError, match=r"ray 2\.60, and 2\.61\.0 is installed"):
+    with pytest.raises(ConfigError, match=r"ray 2\.60, but 2\.61\.0 is installed"):
         check_ray()
     monkeypatch.setattr(metadata, "version", lambda name: "2.60.3")
     check_ray()

@@ -185,7 +185,7 @@ def test_a_pool_that_the_system_does_not_give(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(make_runner, "KvPool", refuse)
     config = EngineConfig(device="cpu", dtype="float32", kv_cache_memory=9999)
     with pytest.raises(
-        ConfigError, match=r"no 9,9\d\d\.\d GiB for the KV pool: Cannot allocate memory\. Try: .*memory 4"
+        ConfigError, match=r"refuses 9,9\d\d\.\d GiB for the KV pool: Cannot allocate memory\. Try: .*memory 4"
     ):
         worker.Worker(config, tiny_llama)
 
@@ -234,7 +234,7 @@ WRONG_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "another base": (
         {"enable_lora": True, "lora_modules": ("sql=wider",)},
-        r"--lora-modules sql=.*: A of .* has shape \[3, 64\]; by the config's rank .* it must be \[3, 48\]\.",
+        r"--lora-modules sql=.*: A of .* has shape \[3, 64\]; with the config's rank .* it must be \[3, 48\]\.",
     ),
     "a name": (
         {"enable_lora": True, "lora_modules": ("a b=fitting",)},

@@ -213,7 +213,7 @@ def test_a_checkpoint_without_a_module_is_refused(folders: dict[str, Path], tmp_
     folder = changed(tmp_path / "model", whole, {"num_nextn_predict_layers": 0})
     found = {name: each for name, each in load_file(whole / "model.safetensors").items() if name not in tensors}
     save_file(found, folder / "model.safetensors")
-    with pytest.raises(ModelError, match=r"num_nextn_predict_layers, the number of MTP modules, must be 1 .*; it is 0"):
+    with pytest.raises(ModelError, match=r"num_nextn_predict_layers, the number of MTP modules, must be 1 .*, not 0"):
         load(folder, MTP, num_gpu_blocks_override=20)
 
 
@@ -238,5 +238,5 @@ def test_models_of_other_kinds_are_refused(tmp_path: Path) -> None:
 
 def test_gguf_files_are_refused(tmp_path: Path) -> None:
     file = write_gguf("glm4_moe", tmp_path / "model.gguf")
-    with pytest.raises(ConfigError, match=r"^Method mtp of --speculative-config reads a folder .*; model\.gguf"):
+    with pytest.raises(ConfigError, match=r"^Method mtp of --speculative-config reads a folder .*, but model\.gguf"):
         load(file, MTP, num_gpu_blocks_override=20)

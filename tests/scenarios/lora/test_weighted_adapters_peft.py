@@ -155,7 +155,7 @@ def test_the_combined_rank_has_the_limit_of_an_adapter(folder: Path, llm: LLM) -
     for number in range(3):
         shutil.copytree(folder / "kinds" / "a", folder / "kinds" / f"a{number}", dirs_exist_ok=True)
     assert len(logprobs(llm, "a:1+a0:1+a1:1+b:1")) == len(PROMPT) - 1
-    with pytest.raises(RequestError, match=r"rank 13 in .*_proj; at most 11"):
+    with pytest.raises(RequestError, match=r"rank 13 in .*_proj; the limit is 11"):
         logprobs(llm, "a:1+a0:1+a1:1+a2:1+b:1")
 
 
