@@ -200,7 +200,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _parse(text: bytes) -> dict[str, Any]:
     if len(text) > MOST_BYTES:
-        raise AdapterError(f"adapter_config.json has {len(text):,} bytes; at most {MOST_BYTES:,} are read.")
+        raise AdapterError(f"adapter_config.json has {len(text):,} bytes; the limit is {MOST_BYTES:,}.")
     try:
         fields = json.loads(text.decode("utf-8-sig"), object_pairs_hook=unique_keys, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
@@ -301,10 +301,10 @@ def _patterns(fields: Mapping[str, Any], key: str) -> list[tuple[NamePattern, An
     if not isinstance(value, dict):
         raise AdapterError(f"{key} must be an object from module names to numbers, not {_shown(value)}.", key)
     if len(value) > _MOST_PATTERNS:
-        raise AdapterError(f"{key} has {len(value):,} entries; at most {_MOST_PATTERNS:,} are read.", key)
+        raise AdapterError(f"{key} has {len(value):,} entries; the limit is {_MOST_PATTERNS:,}.", key)
     patterns = [(NamePattern(pattern, key), number) for pattern, number in value.items()]
     if sum(not pattern.is_plain for pattern, _ in patterns) > _MOST_EXPRESSIONS:
-        raise AdapterError(f"{key} has more than {_MOST_EXPRESSIONS} regular expressions; use names.", key)
+        raise AdapterError(f"{key} has more than {_MOST_EXPRESSIONS} regular expressions: use names.", key)
     if (size := sum(pattern.program_size for pattern, _ in patterns)) > _MOST_INSTRUCTIONS:
         raise AdapterError(
             f"{key} has regular expressions of {size:,} instructions together; at most {_MOST_INSTRUCTIONS:,} are "

@@ -174,7 +174,7 @@ class Connection(HttpToolsProtocol):
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             if self.parser.get_method() == b"CONNECT":
-                self.send_400_response("This server is no proxy.")
+                self.send_400_response("This server is not a proxy.")
             elif self._should_upgrade() and self._is_alone() and may_be_socket(self.url, self.headers):
                 self._become_socket(data[upgrade.args[0] :])
             else:

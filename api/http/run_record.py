@@ -173,7 +173,7 @@ def _content(path: Path) -> tuple[bytes, int]:
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
-            raise PermissionError(f"{path} is no record")
+            raise PermissionError(f"{path} is not a record")
         return file.read(_MOST_BYTES), status.st_uid
 
 

@@ -26,7 +26,7 @@ def _check_distinct(parts: list[AdapterPart]) -> list[AdapterPart]:
         if part.name in seen:
             raise rejected("is given twice: add up its weights", index, "name")
         if " " in part.name or "*" in part.name:
-            raise rejected("is no adapter's name", index, "name")
+            raise rejected("is not an adapter's name", index, "name")
         seen.add(part.name)
     return parts
 

@@ -112,7 +112,7 @@ def _states(slots: StateSlots, state_bytes: int) -> str:
         + (
             f"At most {slots.num_drafts} drafts in a step, each with the state before it"
             if slots.num_drafts
-            else "Drafts are off: there is no room for the states before them"
+            else "Drafts are off: there is no memory for the states before them"
         )
     )
 

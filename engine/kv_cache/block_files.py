@@ -184,5 +184,5 @@ def open_block(path: str, flags: int) -> int:
     fd = os.open(path, flags | _OPEN_FLAGS)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise OSError(errno.EINVAL, "is no file", path)
+        raise OSError(errno.EINVAL, "is not a file", path)
     return fd

@@ -43,7 +43,7 @@ def digest_tokenizer_files(folder: Path, root: Path | None) -> str:
             if not file.resolve().is_relative_to(root):
                 raise ModelError(f"{file.name} is a link that leads outside the folder of adapters.")
     if (size := sum(file.stat().st_size for file in present)) > MOST_BYTES:
-        raise ModelError(f"its files have {size:,} bytes; at most {MOST_BYTES:,} are read.")
+        raise ModelError(f"its files have {size:,} bytes; the limit is {MOST_BYTES:,}.")
     digest = hashlib.sha256()
     for file in present:
         data = file.read_bytes()

@@ -113,7 +113,7 @@ class ChatTemplates:
         self._heavy: set[str] = set()
         self._renders_role = lru_cache(maxsize=64)(self._probe_role)
         if (size := max(map(len, self._sources), default=0)) > MOST_SOURCE:
-            raise ModelError(f"The chat template has {size:,} characters; at most {MOST_SOURCE:,} are read.")
+            raise ModelError(f"The chat template has {size:,} characters; the limit is {MOST_SOURCE:,}.")
         try:
             parsed = {name: environment.parse(source) for name, source in sources.items()}
             self.named_roles = frozenset(role for each in parsed.values() for role in _roles_in(each))

@@ -232,7 +232,7 @@ def _unique(rules: LarkRules, arrays: Arrays, name: str) -> str:
     language = item_language(rules, arrays.item(0))
     # If values are too many to list, their number exceeds the limit; by how much is only known for scalars.
     if language.has_limited and arrays.least > MAX_LISTED_VALUES:
-        reason = f"the items are arrays or objects of limited size, of which at most {MAX_LISTED_VALUES} are supported"
+        reason = f"the items are arrays or objects of limited size; at most {MAX_LISTED_VALUES} are supported"
         raise rules.unsupported(("uniqueItems", "minItems"), reason)
     if not has_entries(language, arrays.least):
         raise rules.unsupported(("uniqueItems",), f"there are fewer than {arrays.least} different items")

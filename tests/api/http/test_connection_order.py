@@ -51,7 +51,7 @@ GARBAGE = {
         "broken", "POST", "/tokenize", headers={"Transfer-Encoding": "gzip, chunked"}, chunks=chunked(b"{}")
     ),
     "no address": b"GET http://[ HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    "no proxy": b"CONNECT x:80 HTTP/1.1\r\nHost: localhost\r\n\r\nabc",
+    "not a proxy": b"CONNECT x:80 HTTP/1.1\r\nHost: localhost\r\n\r\nabc",
     "another protocol": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "broken chunk": request("broken", "POST", "/v1/completions", chunks=b"zz\r\nnonsense\r\n"),
     "broken second chunk": request("broken", "POST", "/v1/completions", chunks=b"1\r\n{\r\n-5\r\n"),
