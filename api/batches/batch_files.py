@@ -101,7 +101,7 @@ def _request(line: bytes, urls: Sequence[str]) -> BatchRequest:
     except ValueError:
         fields = None
     if not isinstance(fields, dict):
-        raise ValueError("is no JSON object.")
+        raise ValueError("is not a JSON object.")
     if missing := _FIELDS - fields.keys():
         raise ValueError(f"{min(missing)!r} is missing.")
     custom_id, url, body = fields["custom_id"], fields["url"], fields["body"]

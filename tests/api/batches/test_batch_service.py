@@ -181,15 +181,15 @@ def test_files_expire(live: Live, client: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     ("lines", "code", "number", "said"),
     [
-        ([line(0), "{"], "invalid_request", 2, "is no JSON object"),
+        ([line(0), "{"], "invalid_request", 2, "is not a JSON object"),
         ([line(0), line(0)], "duplicate_custom_id", 2, "used twice"),
         ([line(0, "/v1/completions", prompt="x")], "invalid_request", 1, "url /v1/chat/completions"),
         ([line(0, stream=True)], "invalid_request", 1, "does not ask for a stream"),
         ([line(0, background=True)], "invalid_request", 1, "or a background response"),
         ([line(0), padded(line(1), MAX_LINE + 1)], "invalid_request", 2, f"longer than the limit of {MAX_LINE} bytes"),
         ([named("x" * (MAX_CUSTOM_ID + 1))], "invalid_request", 1, f"at most {MAX_CUSTOM_ID} characters"),
-        ([deep(100_000)], "invalid_request", 1, "is no JSON object"),
-        ([line(0).replace('"body": {', '"body": {"x": NaN, ')], "invalid_request", 1, "is no JSON object"),
+        ([deep(100_000)], "invalid_request", 1, "is not a JSON object"),
+        ([line(0).replace('"body": {', '"body": {"x": NaN, ')], "invalid_request", 1, "is not a JSON object"),
     ],
 )
 def test_an_input_that_is_no_batch(

@@ -185,8 +185,8 @@ def test_a_server_that_is_not_there(tmp_path: Path, closed_port: int, capsys: py
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["[]"], "in, line 1: is not JSON object."),
-        ([line(0), "{"], "in, line 2: is not JSON object."),
+        (["[]"], "in, line 1: is not a JSON object."),
+        ([line(0), "{"], "in, line 2: is not a JSON object."),
         (['{"custom_id": "a"}'], "in, line 1: 'body' is missing."),
         ([line(0), line(0)], "in, line 2: custom_id 'r0' is used twice."),
         ([line(0).replace("POST", "GET")], "in, line 1: method must be POST"),
