@@ -135,7 +135,7 @@ async def run(
     roles: Sequence[str] = (),
     more: int = 0,
 ) -> Outcome:
-    """Run all streams; ``replicas`` 0 is an engine without a fleet. ``more`` as of ``requests``."""
+    """Run all streams; ``replicas`` 0 is an engine without a fleet. ``more`` is passed to ``requests``."""
     path = resolve_model(None).path
     tokenizer = Tokenizer.load(path)
     make = partial(EngineClient, config, path, heartbeat_timeout=30.0)

@@ -57,7 +57,7 @@ def kept_bytes(type_name: str, stored: int) -> int:
 
 
 def are_exact(type_name: str, raw: Tensor) -> bool:
-    """Return whether all factors of a matrix, bytes of its blocks, are as exact in the other blocks, and finite."""
+    """Return whether all factors of a matrix, the bytes of its blocks, are finite and exact in the other format."""
     factors = TABLE_TYPES[type_name].factor(raw.reshape(-1, _SIZES[type_name])).float()
     divisor = _REPACKINGS[type_name].divisor
     divided = (factors / divisor).half().float()

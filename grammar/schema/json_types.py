@@ -1,4 +1,4 @@
-"""Bits of the JSON types, integers and other numbers apart, and of the constants true and false."""
+"""Bits of the JSON types, with separate bits for integers and other numbers, and of the constants true and false."""
 
 NULL, TRUE, FALSE, INTEGER, FRACTION, STRING, ARRAY, OBJECT = (1 << bit for bit in range(8))
 BOOLEAN = TRUE | FALSE
