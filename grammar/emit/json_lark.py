@@ -15,9 +15,10 @@ from ..errors import GrammarError
 from ..regex.char_classes import code_ranges
 from ..regex.charset import ESCAPED, json_spelling, json_string, rust_literal
 from ..regex.ecma_regex import to_json
-from ..regex.regex_parser import Alt, Anchor, Cat, Chars, Lookahead, RegexError, RegexNode, Repeat
+from ..regex.regex_parser import Alt, Cat, Chars, RegexError, RegexNode, Repeat
 from ..schema.fewest_tokens import text_of_fewest_tokens
 from ..vocabulary import Vocabulary
+from .lark_dialect import layout
 from .lark_ends import LarkEnds, lark_ends
 from .lark_text import COMMON, lark_expression, lark_literal
 from .plain_grammars import check_source
@@ -66,7 +67,7 @@ def in_json_string(text: str) -> str:
     prefix = "json_"
     while any(f"{prefix}{name.lower()}" in names for name in rules):
         prefix += "_"
-    return "".join(_renamed(piece, rules, prefix) for piece in pieces)
+    return layout("".join(_renamed(piece, rules, prefix) for piece in pieces))
 
 
 class _Piece(NamedTuple):
@@ -155,8 +156,6 @@ def _expression(pattern: str, flags: str = "", within: str = "") -> _Piece:
         node = lark_expression(pattern, flags)
     except RegexError as error:
         raise GrammarError("lark", "", f"/{pattern[:100]}/ cannot be used: {error}") from None
-    if any(isinstance(each, Anchor | Lookahead) for each in _walk(node)):
-        raise GrammarError("lark", "", f"/{pattern[:100]}/ cannot be used: anchors and lookaheads are not supported")
     # A repeat of an expression may follow, and a repeat cannot follow a repeat.
     return _Piece(f" ({_rule(node)})", "", within, _repeats_escapes(node))
 

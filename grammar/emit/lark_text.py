@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 
-from ..regex.regex_parser import RegexNode, parse_nodes
+from ..regex.ecma_regex import has_conditions
+from ..regex.regex_parser import RegexError, RegexNode, parse_nodes
 from ..rule_ends import TEXT, AllOf, OneOf, RulePart, RuleRef, Terminal, check_ends, optional
 
 _TOKEN = re.compile(
-    r"""(?P<skip>[ \t\r\n]+|(?://|\#)[^\n]*|%[^\n]*|^[!?]+(?=\w))
+    r"""(?P<skip>[ \t\r\n]+|(?://|\#)[^\n]*|^[!?]+(?=\w)
+        |%[^\n]*(?:\n(?:[ \t\r\n]|(?://|\#)[^\n]*)*\|[^\n]*)*)
     |(?P<text>"(?:\\.|[^"\\\n])*"i?|/(?:\\.|[^/\\\n])+/[a-z]*|<[^>\n]*>)
     |(?P<name>_*[A-Za-z][A-Za-z0-9_-]*)
     |(?P<count>\{\s*(?P<low>\d*)\s*(?P<comma>,?)\s*(?P<high>\d*)\s*\})
@@ -72,11 +74,18 @@ def lark_rules(text: str) -> dict[str, RulePart]:
 
 
 def lark_expression(pattern: str, flags: str) -> RegexNode:
-    """Read a regular expression of a grammar, whose slashes are plain. Raises RegexError."""
+    """Read a regular expression of a grammar, whose slashes are plain.
+
+    Raises:
+        RegexError: also for an anchor or a lookahead, which have no text of their own.
+    """
     # In Lark a dot is any character but a line feed.
     dot = r"[\s\S]" if "s" in flags else r"[^\n]"
     pattern = _DOT.sub(lambda part: dot if part[0] == "." else part[0], pattern)
-    return parse_nodes(("(?i)" if "i" in flags else "") + pattern, wide=False)
+    node = parse_nodes(("(?i)" if "i" in flags else "") + pattern, wide=False)
+    if has_conditions(node):
+        raise RegexError("anchors and lookaheads are not supported")
+    return node
 
 
 def lark_literal(literal: str) -> str:

@@ -14,6 +14,7 @@ from ..regex.regex_parser import RegexError
 from ..regex.string_automaton import AutomatonTooLarge, StringAutomaton, each_excluded, string_automaton
 from ..schema.string_language import has_string
 from ..spec import GrammarKind, GrammarSpec
+from .lark_dialect import in_dialect
 from .lark_rules import FREE
 from .lark_text import COMMON, check_lark
 from .string_rules import TOO_LARGE, has_too_many_states
@@ -72,7 +73,7 @@ def _choice(spec: GrammarSpec) -> Translation:
 
 def _lark(spec: GrammarSpec) -> Translation:
     check_source(spec.text)
-    return Translation(f"{_IMPORT.sub(_imported, spec.text)}\n{FREE}")
+    return Translation(f"{in_dialect(_IMPORT.sub(_imported, spec.text))}\n{FREE}")
 
 
 def _imported(found: re.Match[str]) -> str:
