@@ -124,6 +124,6 @@ def _initial_state(
         import xgrammar
 
         automaton = xgrammar.CompiledGrammar.deserialize_json(artifact.source, info)
-        return XgrammarBackend(xgrammar.GrammarMatcher(automaton)), None
+        return XgrammarBackend(xgrammar.GrammarMatcher(automaton), vocabulary.size), None
     matcher = llguidance.LLMatcher(vocabulary.llguidance, artifact.source, log_level=0, limits=limits)
     return LlguidanceBackend(matcher), matcher.get_error() or None

@@ -18,6 +18,8 @@ _PART = re.compile(
     |~[ \t]*(?P<least>\d+)[ \t]*\.\.[ \t]*(?P<most>\d+)""",
     re.VERBOSE,
 )
+# Escapes with braces are Rust's own, and errors in Python.
+_ESCAPE = re.compile(r"\\(?:[pPuUx]\{\w*(?:[=:]\w*)?\}|[\s\S])")
 _COUNT = re.compile(r"\{(\d*)(,?)(\d*)\}")
 _POSIX = re.compile(r"\[:\^?[a-z]+:\]")
 # A bracket right behind the beginning of a class is a character.
@@ -67,9 +69,9 @@ def _regex(source: str, flags: str) -> str:
     found, at = list[str](), 0
     while at < len(source):
         end = at + 1
-        if source[at] == "\\":
-            end = at + 2
-            found.append(_escape(source[at:end]))
+        if escape := _ESCAPE.match(source, at):
+            end = escape.end()
+            found.append(_escape(escape[0]))
         elif source[at] == "[":
             end = _class_end(source, at)
             found.append(_class(source, at, end, flags))
@@ -94,12 +96,12 @@ def _escape(escape: str) -> str:
 
 
 def _class_end(source: str, at: int) -> int:
-    """Return the position behind the class that begins at a position, as Python reads it."""
+    """Return the position behind the class that begins at a position, as Python reads it; the end if it has none."""
     begin = _BEGIN.match(source, at)
     at = begin.end() if begin is not None else at + 1
     while at < len(source) and source[at] != "]":
         at += 2 if source[at] == "\\" else 1
-    return at + 1
+    return min(at + 1, len(source))
 
 
 def _class(source: str, at: int, end: int, flags: str) -> str:
@@ -111,9 +113,9 @@ def _class(source: str, at: int, end: int, flags: str) -> str:
         char = source[at]
         if operator := _OPERATOR.match(source, at):
             raise _ambiguous(source, operator[0], "an operation on sets", "characters")
-        if char == "\\":
-            found.append(_escape(source[at : at + 2]))
-            at += 1
+        if escape := _ESCAPE.match(source, at):
+            found.append("\\x08" if escape[0] == "\\b" else _escape(escape[0]))
+            at = escape.end() - 1
         elif char == "[":
             if _closes(source, start - len(found[0])):
                 raise _ambiguous(source, "[", "a class within it", "a character")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from ..regex.ecma_regex import has_conditions
-from ..regex.regex_parser import RegexError, RegexNode, parse_nodes
+from ..regex.ecma_regex import parse
+from ..regex.regex_parser import Cat, RegexError, RegexNode
 from ..rule_ends import TEXT, AllOf, OneOf, RulePart, RuleRef, Terminal, check_ends, optional
 
 _TOKEN = re.compile(
@@ -76,16 +76,20 @@ def lark_rules(text: str) -> dict[str, RulePart]:
 def lark_expression(pattern: str, flags: str) -> RegexNode:
     """Read a regular expression of a grammar, whose slashes are plain.
 
+    Anchors at its edges are those of the terminal, as the library has it.
+
     Raises:
-        RegexError: also for an anchor or a lookahead, which have no text of their own.
+        RegexError: also for other anchors and for lookaheads.
     """
     # In Lark a dot is any character but a line feed.
     dot = r"[\s\S]" if "s" in flags else r"[^\n]"
     pattern = _DOT.sub(lambda part: dot if part[0] == "." else part[0], pattern)
-    node = parse_nodes(("(?i)" if "i" in flags else "") + pattern, wide=False)
-    if has_conditions(node):
+    read = parse(("(?i)" if "i" in flags else "") + pattern, whole=True)
+    if len(read.must) > 1 or read.must_not:
         raise RegexError("anchors and lookaheads are not supported")
-    return node
+    node = read.must[0]
+    # Nothing is added before and behind an expression that matches as a whole.
+    return node.items[1] if isinstance(node, Cat) else node
 
 
 def lark_literal(literal: str) -> str:

@@ -93,14 +93,22 @@ class LlguidanceBackend:
 
 
 class XgrammarBackend:
-    """A state of XGrammar's automaton for one answer."""
+    """A state of XGrammar's automaton for one answer.
 
-    def __init__(self, matcher: Any) -> None:
+    Args:
+        size: number of the vocabulary's ids. The library sets bits beyond them, up to the end of the last word, where
+            it allows more tokens than it excludes.
+    """
+
+    def __init__(self, matcher: Any, size: int) -> None:
         self._matcher = matcher
+        self._size = size
 
     def fill(self, row: Row) -> None:
         if not self._matcher.fill_next_token_bitmask(row.reshape(1, -1), 0):
             row[:] = -1
+        if beyond := -self._size % 32:
+            row[-1:].view(np.uint32)[0] &= 0xFFFFFFFF >> beyond
 
     def accept(self, token: int) -> bool:
         return bool(self._matcher.accept_token(token))
@@ -113,7 +121,7 @@ class XgrammarBackend:
             self._matcher.rollback(count)
 
     def copy(self) -> XgrammarBackend:
-        return XgrammarBackend(self._matcher.fork())
+        return XgrammarBackend(self._matcher.fork(), self._size)
 
     def search_copy(self) -> XgrammarBackend:
         return self.copy()

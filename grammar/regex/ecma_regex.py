@@ -102,7 +102,7 @@ def parse(pattern: str, *, wide: bool = False, whole: bool = False) -> Pattern:
         inner = parse_nodes(look.source, wide=look.negative != wide, fold=look.fold)
         anchored = Cat((Anchor.START, inner))
         target.append(_anchor(anchored, _newline_tail() if look.negative != wide else EMPTY, whole=False))
-    if any(map(has_conditions, (*must, *must_not))):
+    if any(map(_is_unresolved, (*must, *must_not))):
         raise RegexError("an anchor or lookahead in the middle of a pattern")
     return Pattern(tuple(must), tuple(must_not))
 
@@ -260,11 +260,10 @@ def _edge_cat(node: Cat, anchor: Anchor) -> Iterator[tuple[bool, RegexNode]]:
             yield anchored, Cat((edge, *rest) if start else (*rest[::-1], edge))
 
 
-def has_conditions(node: RegexNode) -> bool:
-    """Return whether an expression has an anchor or a lookahead, which match no character."""
+def _is_unresolved(node: RegexNode) -> bool:
     if isinstance(node, Alt | Cat):
-        return any(map(has_conditions, node.items))
-    return has_conditions(node.item) if isinstance(node, Repeat) else isinstance(node, Anchor | Lookahead)
+        return any(map(_is_unresolved, node.items))
+    return _is_unresolved(node.item) if isinstance(node, Repeat) else isinstance(node, Anchor | Lookahead)
 
 
 def _has_anchor(node: RegexNode, anchor: Anchor) -> bool:

@@ -16,7 +16,7 @@ from rootgraft.grammar.emit.lark_dialect import in_dialect
 from rootgraft.grammar.errors import GrammarError
 from rootgraft.grammar.spec import GrammarSpec
 
-CHARACTERS = ("", "a", "b", "<", ">", "[", "]", "{", "}", "x", "&", "-", "~", " ", "#", "é")
+CHARACTERS = ("", "a", "b", "<", ">", "[", "]", "{", "}", "x", "&", "-", "~", " ", "#", "é", "\b")
 TEXTS = ["".join(pair) for pair in itertools.product(CHARACTERS, repeat=2)] + ["aab", "[a]", "{x}", "<a>"]
 
 
@@ -24,7 +24,8 @@ TEXTS = ["".join(pair) for pair in itertools.product(CHARACTERS, repeat=2)] + ["
     "expression",
     [
         "[[]", "[^[]", "[^[\\]]+", "[]a]", "[^]a[]", "[a\\[]", "\\<a\\>", "[\\<a]", "{x}", "a{,2}b", "a{1,2}", "{}",
-        "x{", "\\é", "[\\é-]", "a|", "(|a)b", "[a-]", "[-a]", "&&", "[&]", "a--b", "[~-]", "\\{x\\}", "[\\]]{2}",
+        "x{", "\\é", "[\\b]", "[\\é-]", "a|", "(|a)b", "[a-]", "[-a]", "&&", "[&]", "a--b", "[~-]",
+        "\\{x\\}", "[\\]]{2}",
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # Python says of "[[" that it may become a set within it
@@ -46,10 +47,17 @@ def test_a_class_that_rust_reads_as_an_operation_is_refused(vocabulary, expressi
         compile(GrammarSpec.lark(f"start: /{expression}/"), vocabulary)
 
 
-@pytest.mark.parametrize("expression", ["^a$", "(?=a)a", "a(?!b)", "(a|^b)c"])
-def test_an_anchor_in_a_terminal_is_no_crash(vocabulary, expression):
+@pytest.mark.parametrize("expression", ["^a$", "(a|^b)", "^(?:a|b)$", "^[ab]"])
+def test_an_anchor_at_the_edge_of_a_terminal_is_no_crash(grammars, vocabulary, expression):
     """The search of short ends took it for a repeat."""
-    with pytest.raises(GrammarError, match="lark"):
+    compiled = compile(GrammarSpec.lark(f'start: /{expression}/ "c"'), vocabulary)
+    assert grammars.admits(compiled, "ac") and not grammars.admits(compiled, "c")
+    assert compiled.matcher().num_shortest == 2 and compiled.artifact.ends
+
+
+@pytest.mark.parametrize("expression", ["a^b", "(^a|b)+", "a$b", "(?=a)a", "a(?!b)", "^(?!a)b", "a\\b"])
+def test_a_condition_within_a_terminal_is_refused(vocabulary, expression):
+    with pytest.raises(GrammarError, match=r"look-?around"):
         compile(GrammarSpec.lark(f"start: /{expression}/"), vocabulary)
 
 
@@ -84,7 +92,7 @@ def test_an_alternative_of_what_is_ignored_belongs_to_no_rule(vocabulary):
 
 
 def test_what_needs_no_change_stays_as_it_is():
-    text = '// [[\nstart: "a[[b]]" /a[^b-d]{2}\\/\\d+/i <end> # ~1..2\n%ignore " "\n'
+    text = '// [[\nstart: "a[[b]]" /a[^b-d]{2}\\/\\d+/i /\\p{Lu}[\\u{61}\\P{L}]\\\\/ # ~1..2\n%ignore " "\n'
     assert in_dialect(text) == text
 
 

@@ -262,3 +262,15 @@ def test_an_imported_string_is_the_one_of_larks_library(grammars, vocabulary, im
         assert grammars.admits(compiled, text), text
     for text in ('"\n"', '"a\n"', '"a', r'"\"', '"a"b"', '"\\\n"'):
         assert not grammars.admits(compiled, text), text
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_mask_of_ebnf_has_no_bit_beyond_the_vocabulary(grammars, vocabulary):
+    """XGrammar sets the last bits of a row where most tokens are allowed: a dry run drew one of them."""
+    assert vocabulary.size % 32
+    compiled = compile(GrammarSpec.ebnf('root ::= [^"]* | [^a] "b"'), vocabulary)
+    matcher = compiled.matcher()
+    assert max(grammars.allowed(matcher)) < len(vocabulary.tokens)
+    assert matcher.copy().accept(ord("b")) and not matcher.copy().accept(ord('"'))
+    assert all(matcher.copy().accept(token) for token in grammars.allowed(matcher))
+    assert grammars.admits(compiled, "aé b") and grammars.admits(compiled, '"b') and not grammars.admits(compiled, '"c')
