@@ -41,7 +41,7 @@ _ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",
     # Setting by which Ray listens on the loopback interface only; its name means "this machine is not a cluster".
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    # Replicas of one machine share its GPUs: an actor that requests none may still use them.
+    # Replicas of several models share the machine's GPUs: an actor that requests none may still use them.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     # If an actor is killed, its engine process is killed too.
     "RAY_process_group_cleanup_enabled": "true",
@@ -129,9 +129,15 @@ class RayCluster:
 
     def _join(self) -> None:
         if self._address == LOCAL:
-            machine = {"CPU": self._count * self._resources.num_cpus, "memory": psutil.virtual_memory().available}
+            # A replica that replaces one that drains waits for its GPUs, but not for its cores.
+            machine = {
+                "CPU": self._count * self._resources.num_cpus,
+                "GPU": self._count * self._resources.num_gpus,
+                "memory": psutil.virtual_memory().available,
+            }
             check_room([machine], self._resources, self._count)
-        _CONNECTION.join(self._address, self._most_replicas * self._resources.num_cpus)
+        wanted = self._resources
+        _CONNECTION.join(self._address, self._most_replicas * wanted.num_cpus, self._most_replicas * wanted.num_gpus)
         try:
             if self._address != LOCAL:
                 machines = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
@@ -157,11 +163,12 @@ class _Connection:
         assert self._ray is not None
         return self._ray
 
-    def join(self, address: str, num_cpus: int) -> None:
+    def join(self, address: str, num_cpus: int, num_gpus: int) -> None:
         """Connect, or use the existing connection.
 
         Args:
-            num_cpus: number of CPUs for a local cluster.
+            num_cpus, num_gpus: number of CPUs and GPUs for a local cluster. If there are GPUs, each replica sees its
+                own alone; else all replicas see all of them.
 
         Raises:
             ConfigError: Ray cannot be reached or started, or another model uses another address.
@@ -169,7 +176,7 @@ class _Connection:
         with self._lock:
             if self._ray is None:
                 self._address = address
-                self._connect(num_cpus)
+                self._connect(num_cpus, num_gpus)
             elif address != self._address:
                 raise ConfigError(
                     f"--ray-address {address}: another model uses {self._address}, and a server can use only one "
@@ -192,10 +199,10 @@ class _Connection:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
-    def _connect(self, num_cpus: int) -> None:
+    def _connect(self, num_cpus: int, num_gpus: int) -> None:
         try:
             if self._address == LOCAL:
-                self._init(**self._local(num_cpus))
+                self._init(**self._local(num_cpus, num_gpus))
                 self._end_idle_processes()
                 return
             if self._address != AUTO:
@@ -205,7 +212,7 @@ class _Connection:
             self._disconnect()
             raise
 
-    def _local(self, num_cpus: int) -> dict[str, Any]:
+    def _local(self, num_cpus: int, num_gpus: int) -> dict[str, Any]:
         """Return the options of a cluster of this machine alone, and set the environment variables that Ray reads."""
         remove_old_sessions()
         self._folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-"))
@@ -217,6 +224,7 @@ class _Connection:
             # Ray counts as many CPUs as the replicas need. It must not count the machine's cores, which the fleets
             # divide among themselves.
             "num_cpus": 2 * num_cpus,
+            "num_gpus": num_gpus or None,
             "object_store_memory": OBJECT_STORE_BYTES,
             "include_dashboard": False,
             "_memory": psutil.virtual_memory().available,

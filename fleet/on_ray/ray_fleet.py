@@ -11,6 +11,7 @@ from ...engine.json_options import HF_OVERRIDES, parse_overrides
 from ...engine.machine.resources import cores
 from ..fleet import Fleet
 from ..fleet_options import FleetOptions
+from ..gpu_launcher import gpus_of
 from ..local_fleet import limits_of, shared_config, with_peers
 from .cluster_room import GIB, ReplicaResources
 from .ray_cluster import LOCAL, RayCluster, check_address, check_ray
@@ -26,15 +27,19 @@ def ray_fleet(config: EngineConfig, path: Path, options: FleetOptions, num_engin
         num_engines: number of replicas of the whole server, those of other models included.
 
     Raises:
-        ConfigError: an address or device is wrong, or Ray is not installed or has another version.
+        ConfigError: an address or device is wrong, Ray is not installed or has another version, or this machine has
+            fewer GPUs than a local Ray's replicas take.
     """
     assert options.ray_address is not None
     check_address(options.ray_address)
     check_ray()
     num_engines = max(num_engines, options.replicas)
     is_local = options.ray_address == LOCAL
+    has_gpu = config.device == "cuda"
     if is_local:
-        config = shared_config(config, num_engines, cores().usable)
+        has_gpu = bool(gpus_of(config, options, num_engines))
+        shared = shared_config(config, num_engines, cores().usable)
+        config = replace(shared, gpu_memory_utilization=config.gpu_memory_utilization) if has_gpu else shared
     elif config.device == "auto":
         raise ConfigError(
             "--device is auto; with --ray-address it must be cpu or cuda, because a cluster's machines may differ."
@@ -45,7 +50,7 @@ def ray_fleet(config: EngineConfig, path: Path, options: FleetOptions, num_engin
             "write its keys into config.json of a copy of the model that all nodes can read."
         )
     config = with_peers(config, options)
-    resources = resources_of(config, path, has_gpu=config.device == "cuda" and not is_local)
+    resources = resources_of(config, path, has_gpu=has_gpu)
     if is_local:
         # Fleets of several models share this machine, regardless of the threads of each.
         resources = replace(resources, num_cpus=1)

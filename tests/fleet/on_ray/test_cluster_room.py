@@ -16,10 +16,12 @@ from support.machine.waits import HANG_SECONDS
 from rootgraft.api.config import ServerConfig
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError
+from rootgraft.engine.machine.visible_gpus import VARIABLE
 from rootgraft.fleet.on_ray import ray_cluster
 from rootgraft.fleet.on_ray.cluster_room import GIB, ReplicaResources, check_room
 from rootgraft.fleet.on_ray.ray_cluster import RayCluster, check_address, check_ray
 from rootgraft.fleet.on_ray.ray_fleet import ray_fleet, resources_of
+from rootgraft.fleet.on_ray.ray_launcher import RayLauncher
 
 SMALL = ReplicaResources(num_cpus=2, num_gpus=0, memory=GIB)
 
@@ -59,6 +61,23 @@ def test_a_replica_takes_its_weights_and_its_kv(tmp_path: Path) -> None:
     ranks = replace(config, tensor_parallel_size=2)
     assert resources_of(ranks, tmp_path, has_gpu=True) == ReplicaResources(6, 2, 2000 + GIB // 2, num_ranks=2)
     assert resources_of(EngineConfig(), tmp_path / "a.safetensors", has_gpu=True) == ReplicaResources(1, 1, 1000)
+
+
+def test_replicas_of_a_local_ray_take_gpus_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of this machine without Ray do; Ray itself then shows each replica those that it has been given."""
+    monkeypatch.setenv(VARIABLE, "4,5,6,7")
+    monkeypatch.setattr(metadata, "version", lambda name: "2.60.3")
+    config = EngineConfig(device="cuda", tensor_parallel_size=2)
+    fleet = ray_fleet(config, tmp_path, ServerConfig(replicas=2, ray_address="local").fleet_options)
+    assert isinstance(fleet._launcher, RayLauncher)
+    assert fleet._launcher._resources.as_options()["num_gpus"] == 2
+    assert fleet._launcher._config.gpu_memory_utilization == config.gpu_memory_utilization
+    with pytest.raises(ConfigError, match=r"--replicas 3: each replica takes 2 GPUs .* 4 can be seen .* at most 2,"):
+        ray_fleet(config, tmp_path, ServerConfig(replicas=3, ray_address="local").fleet_options)
+    several_models = ray_fleet(config, tmp_path, ServerConfig(ray_address="local").fleet_options, 2)
+    assert isinstance(several_models._launcher, RayLauncher)
+    assert several_models._launcher._resources.num_gpus == 0, "they share the first GPUs"
+    assert several_models._launcher._config.gpu_memory_utilization < config.gpu_memory_utilization
 
 
 @pytest.mark.parametrize("address", ["local", "auto", "10.0.0.1:6379", "head:1", "[::1]:65535"])

@@ -66,3 +66,14 @@ def test_fleets_of_two_models_share_one_ray(tiny_llama: Path, tmp_path: Path) ->
     """One of two ranks, which goes on when the other fleet has ended."""
     facts = play(tiny_llama, tmp_path, "models")
     assert facts["equal"] and facts["lost"] == 0 and facts["left"] == []
+
+
+def test_a_replica_of_two_ranks_is_lost_drained_and_added_as_one(tiny_llama: Path, tmp_path: Path) -> None:
+    """A killed follower: its replica's streams go on in the other one."""
+    facts = play(tiny_llama, tmp_path, "ranks")
+    assert facts["ranks"] == [2, 2] and facts["lost"] == 1 and facts["replays"] >= 1
+    assert facts["equal"] and facts["ends"] == ["LENGTH"] and facts["left"] == []
+
+
+def test_each_replica_of_a_local_ray_sees_its_own_gpus(tiny_llama: Path, tmp_path: Path) -> None:
+    assert play(tiny_llama, tmp_path, "gpus")["seen"] == ["4,5", "6,7"]

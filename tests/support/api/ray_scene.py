@@ -1,10 +1,12 @@
 """A fleet on Ray in a network namespace of its own, whose replicas are lost: prints what became of it.
 
-    unshare -n python -m support.api.ray_scene MODEL local|machines|models
+    unshare -n python -m support.api.ray_scene MODEL local|machines|models|ranks|gpus
 
 The result is a line of JSON. Streams are written while, on a local Ray, an engine process, an actor, and a stopped
 engine process are lost one after another; or while a machine of a cluster is taken out. For ``models`` two fleets of
-one replica share a local Ray, as those of two models do, and one of them ends before the other.
+one replica share a local Ray, as those of two models do, and one of them ends before the other. For ``ranks`` a
+replica of two ranks loses one, a replica is drained, and another one started. For ``gpus`` the result is which GPUs
+the actors see, of which there are none.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ from rootgraft.engine.errors import ConfigError
 from rootgraft.engine.messages import Done, Failed, Message, Submit, TokenOut
 from rootgraft.engine.types import SamplingParams
 from rootgraft.fleet.fleet import Fleet
+from rootgraft.fleet.on_ray.cluster_room import ReplicaResources
+from rootgraft.fleet.on_ray.ray_cluster import RayCluster
 from rootgraft.fleet.on_ray.ray_fleet import ray_fleet
 from support import benchmark_package
 from support.machine.waits import until
@@ -76,12 +80,12 @@ class Scene:
             await asyncio.sleep(0.05)
 
 
-def engines() -> list[psutil.Process]:
-    """Return the engine processes of this network namespace."""
+def engines(module: str = "engine_process") -> list[psutil.Process]:
+    """Return the engine processes of this network namespace, or those of another module."""
     namespace, found = os.stat("/proc/self/ns/net").st_ino, []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
-            is_engine = any("engine_process" in part for part in process.cmdline())
+            is_engine = any(module in part for part in process.cmdline())
             if is_engine and os.stat(f"/proc/{process.pid}/ns/net").st_ino == namespace:
                 found.append(process)
     return found
@@ -182,6 +186,68 @@ async def _refused(model: Path, address: str) -> str:
     return ""
 
 
+def _strike_ranks(model: Path) -> dict[str, Any]:
+    """Let a local Ray lose a rank of a replica, and drain and add replicas of two ranks."""
+    return asyncio.run(_play_ranks(model))
+
+
+async def _play_ranks(model: Path) -> dict[str, Any]:
+    config = EngineConfig(dtype="float32", device="cpu", threads=1, num_gpu_blocks_override=200, tensor_parallel_size=2)
+    scene = Scene(ray_fleet(config, model, ServerConfig(replicas=REPLICAS, ray_address="local").fleet_options))
+    fleet, facts = scene.fleet, dict[str, Any]()
+    try:
+        await fleet.start()
+        await scene.whole()
+        await scene.run(0)
+        await scene.ended(0)
+        facts["ranks"] = [len(engines()), len(engines("follower_process"))]
+        await scene.run(100)
+        engines("follower_process")[0].kill()
+        await until(lambda: fleet.num_lost == 1)
+        await scene.ended(100)
+        facts["replays"] = fleet.num_replays
+        await scene.whole()
+        await scene.run(200)
+        fleet.scale(1)
+        await scene.ended(200)
+        await until(lambda: len(engines()) == len(engines("follower_process")) == 1)
+        fleet.scale(REPLICAS)
+        await scene.whole()
+        await scene.run(300)
+        await scene.ended(300)
+    finally:
+        await fleet.close()
+    rounds = [[scene.tokens[first + each] for each in range(STREAMS)] for first in (0, 100, 200, 300)]
+    facts["equal"] = all(each == rounds[0] for each in rounds)
+    facts["ends"], facts["lost"] = sorted(set(scene.ends.values())), fleet.num_lost
+    facts["left"] = [each.pid for each in (*engines(), *engines("follower_process"))]
+    return facts
+
+
+class GpuProbe:
+    """An actor that tells which GPUs its process may use."""
+
+    def seen(self) -> str | None:
+        return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def _see_gpus(model: Path) -> dict[str, Any]:
+    """Ask actors of a local Ray, each of which takes two of four GPUs."""
+    return asyncio.run(_gpus_seen())
+
+
+async def _gpus_seen() -> dict[str, Any]:
+    os.environ["CUDA_VISIBLE_DEVICES"] = "4,5,6,7"
+    resources = ReplicaResources(num_cpus=1, num_gpus=2, memory=0, num_ranks=2)
+    cluster = RayCluster("local", resources, REPLICAS, REPLICAS)
+    await cluster.start()
+    try:
+        probes = [cluster.ray.remote(GpuProbe).options(**resources.as_options()).remote() for _ in range(REPLICAS)]
+        return {"seen": sorted(await asyncio.gather(*(probe.seen.remote() for probe in probes)))}
+    finally:
+        await cluster.close()
+
+
 def _share(model: Path) -> dict[str, Any]:
     """Let fleets of two models share a local Ray, the second of two ranks."""
     return asyncio.run(_share_ray(model))
@@ -212,5 +278,6 @@ if __name__ == "__main__":
     from benchmarks.fleet.ray_machines import raise_loopback
 
     raise_loopback()
-    strike = {"local": _strike_local, "machines": _strike_machines, "models": _share}[sys.argv[2]]
+    scenes = {"local": _strike_local, "machines": _strike_machines, "models": _share}
+    strike = (scenes | {"ranks": _strike_ranks, "gpus": _see_gpus})[sys.argv[2]]
     print(json.dumps(strike(Path(sys.argv[1]))))
