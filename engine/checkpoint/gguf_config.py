@@ -20,6 +20,7 @@ from .families.family_table import BY_GGUF_NAME, BY_NAME
 from .families.mixture import Mixture, MixtureFamily
 from .gguf import GgufFile
 from .gguf_end_tokens import gguf_end_tokens
+from .gguf_listed_layers import READ_WITH_LISTS, listed_layers
 from .gguf_sized_layers import READ_WITH_SIZED_LAYERS, sized_layers
 from .hf_config import FULL, SLIDING, model_config, nearest
 from .model_config import FrequencyFactors, ModelConfig, Rope
@@ -113,8 +114,11 @@ def gguf_model_config(file: GgufFile) -> ModelConfig:
     fields = Fields(own, f"GGUF metadata {family.gguf_name}")
     config = {new: own[old] for old, new in renamed.items() if old in own}
     config |= _shape(file, fields, family) | _windows(fields, family) | _experts(fields, family)
-    config |= {"rope_parameters": None, "rope_scaling": _rope(file, fields, family)}
+    scaling = _rope(file, fields, family)
+    config |= {"rope_parameters": None, "rope_scaling": scaling}
     config |= _flags(file, family) | _recurrent(file, fields, family) | _falcon(file, fields, family)
+    if family.gguf_lists:
+        config |= listed_layers(file, fields, family, scaling)
     if family.sized_layers:
         config |= sized_layers(file, fields, _factors(file, _DIVISORS) if _DIVISORS in file.tensors else None)
     config |= {
@@ -147,6 +151,7 @@ def _has_gating(mixture: MixtureFamily | None, gating: object) -> bool:
 def _renamed(family: Family) -> dict[str, str]:
     """Return the keys whose values are read unchanged, with their names in a ``config.json``."""
     own = {key: family.eps_key for key, is_layer_norm in _EPSILONS.items() if is_layer_norm is family.layer_norm}
+    own |= {"attention.layer_norm_rms_epsilon": family.rms_eps_key} if family.rms_eps_key else {}
     own |= _MULTIPLIERS if family.multipliers else {}
     own |= _LOGIT_SCALE if family.logit_scale else {}
     own |= _ALIBI if family.alibi else {}
@@ -181,6 +186,7 @@ def _read_by(family: Family) -> frozenset[str]:
     latent = _READ_WITH_LATENT if family.latent else set()
     latent = latent | (_READ_WITH_STATE_SPACE if family.recurrent == "mamba2" else set())
     latent = latent | (_READ_WITH_DELTA if family.has_delta else set())
+    latent = latent | (READ_WITH_LISTS if family.gguf_lists else set())
     latent = latent | (READ_WITH_SIZED_LAYERS if family.sized_layers else set())
     return family.gguf_ignored | experts | latent | (_READ_WITH_SCALED_QUERIES if family.scaled_queries else set())
 
@@ -192,6 +198,8 @@ def _experts(fields: Fields, family: Family) -> dict[str, Any]:
     gating = _GATING[mixture.scores] + (
         (_GATING_OF_CHOSEN,) if mixture.scores == "softmax" and mixture.renormalises else ()
     )
+    if mixture.scores_key is not None:  # files that name none have a sigmoid
+        gating = (*_GATING["sigmoid"], *_GATING["softmax"])
     if fields.integer("expert_gating_func", default=gating[0]) not in gating:
         raise fields.wrong("expert_gating_func", f"{' or '.join(map(str, gating))} ({mixture.scores})")
     known = mixture.gguf_renormalises if mixture.renormalises is None else mixture.renormalises
@@ -199,6 +207,9 @@ def _experts(fields: Fields, family: Family) -> dict[str, Any]:
     if mixture.renormalises is not None and renormalises is not known:
         raise fields.wrong("expert_weights_norm", str(known).lower())
     config: dict[str, Any] = {"norm_topk_prob": renormalises}
+    if mixture.scores_key is not None:
+        is_sigmoid = fields.integer("expert_gating_func", default=gating[0]) in _GATING["sigmoid"]
+        config[mixture.scores_key] = "sigmoid" if is_sigmoid else "softmax"
     if family.prediction is not None:
         behind = fields.integer("nextn_predict_layers", low=0, high=64, default=0)
         config["num_hidden_layers"] = fields.integer("block_count", low=behind + 1) - behind
@@ -263,11 +274,11 @@ def _shape(file: GgufFile, fields: Fields, family: Family) -> dict[str, Any]:
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise ModelError("The GGUF file has no matrix token_embd.weight.")
+    if family.sized_layers or family.gguf_lists:  # see ``sized_layers`` and ``listed_layers``
+        return {"vocab_size": embedding.shape[0]}
     hidden, heads = fields.integer("embedding_length"), fields.integer("attention.head_count")
     if family.latent:
         return {"vocab_size": embedding.shape[0], "num_key_value_heads": heads, **_latent(fields, family)}
-    if family.sized_layers:  # see ``sized_layers``
-        return {"vocab_size": embedding.shape[0]}
     head_dim = fields.integer("attention.key_length", default=hidden // heads)
     if fields.integer("attention.value_length", default=head_dim) != head_dim:
         raise fields.wrong("attention.value_length", f"equal to attention.key_length {head_dim}")
@@ -363,9 +374,9 @@ def _delta(fields: Fields) -> dict[str, Any]:
 
 
 def predicting_layers(file: GgufFile, config: ModelConfig) -> range:
-    """Return the MTP layers of a file of gated delta nets, which are not part of the model."""
+    """Return the MTP layers of a file of gated delta nets or of listed layers, which are not part of the model."""
     family = BY_NAME[config.family]
-    if not family.has_delta:
+    if not family.has_delta and not family.gguf_lists:
         return range(0)
     count = file.metadata.get(f"{family.gguf_name}.{_PREDICTING}", 0)
     return range(config.num_layers, config.num_layers + int(count))
@@ -391,6 +402,8 @@ def _state_space(file: GgufFile, fields: Fields) -> dict[str, Any]:
 
 
 def _windows(fields: Fields, family: Family) -> dict[str, Any]:
+    if family.gguf_lists:
+        return {}
     window = fields.integer("attention.sliding_window", low=0, high=1 << 30, default=family.gguf_window)
     pattern = fields.values.get("attention.sliding_window_pattern")
     if family.windows == "chunks":
@@ -446,8 +459,22 @@ def _with_factors(config: ModelConfig, file: GgufFile) -> ModelConfig:
     if _DIVISORS not in file.tensors:
         return config
     scaling = FrequencyFactors(_factors(file, _DIVISORS))
+    if BY_NAME[config.family].gguf_lists:
+        return _with_full_factors(config, scaling)
     layers = tuple(replace(layer, rope=_divided(layer.rope, scaling)) for layer in config.layers)
     return replace(config, layers=layers)
+
+
+def _with_full_factors(config: ModelConfig, scaling: FrequencyFactors) -> ModelConfig:
+    """Add the divisors to layers with full attention. They may rotate fewer pairs; ones follow theirs."""
+
+    def divided(rope: Rope | None) -> Rope | None:
+        pairs = len(scaling.factors) if rope is None else rope.dim // 2
+        own, others = FrequencyFactors(scaling.factors[:pairs]), scaling.factors[pairs:]
+        return _divided(rope, own if set(others) <= {1.0} else scaling)
+
+    layers = (replace(each, rope=divided(each.rope)) if each.window is None else each for each in config.layers)
+    return replace(config, layers=tuple(layers))
 
 
 def _factors(file: GgufFile, name: str) -> tuple[float, ...]:

@@ -28,7 +28,8 @@ def step_keys(fields: Fields) -> dict[str, Any]:
     for key in (EXPERT_LIMITS, MLP_LIMITS):
         found[key] = _trimmed(fields, key, count)
     found[_MLPS] = _trimmed(fields, _MLPS, count) or _mlps(fields, count)
-    found[_LAYER_HEADS] = _layer_heads(fields, kinds)
+    if not fields.has(_LAYER_HEADS):  # as read from GGUF files
+        found[_LAYER_HEADS] = _layer_heads(fields, kinds)
     if not fields.has("query_pre_attn_scalar") and fields.has("head_dim"):
         found["query_pre_attn_scalar"] = fields.integer("head_dim", high=_MOST)
     rotates = fields.values.get(_ROTATED)

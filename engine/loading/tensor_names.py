@@ -789,6 +789,8 @@ def _gguf_layer_module(module: str, config: ModelConfig) -> str | None:
     }
     if _has_delta(config):
         names |= _GGUF_DELTA | (_GGUF_GROUPED if BY_NAME[config.family].recurrent == "grouped_delta" else {})
+    if config.gated_attention in ("module", "head_module"):
+        names["attn_gate"] = f"self_attn.{GATE}"
     if config.layer_inputs is not None:
         names |= {"inp_gate": LAYER_GATE, "proj": LAYER_OUTPUT, "post_norm": LAYER_NORM}
     if len(mlp) == 3:

@@ -128,6 +128,7 @@ class Family:
         halved_mlp: whether the size under ``mlp_size_key`` is the size of gate and up together.
         gguf_name: the architecture's name in GGUF files; None if this family is not read from GGUF files. If two
             families share a name, files with a sliding window belong to the family that has windows.
+        gguf_lists: whether GGUF files have lists of what differs between layers, and a rotary embedding for each kind.
         gguf_ignored: metadata of GGUF files without effect on text.
         permuted_gguf: whether GGUF files interleave the two halves of each q and k head.
         gguf_window: size of the sliding window if a GGUF file does not state it.
@@ -232,6 +233,7 @@ class Family:
     mlp_size_default: str | None = None
     halved_mlp: bool = False
     gguf_name: str | None = None
+    gguf_lists: bool = False
     gguf_ignored: frozenset[str] = frozenset()
     permuted_gguf: bool = False
     gguf_window: int = 0

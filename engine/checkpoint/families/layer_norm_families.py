@@ -161,6 +161,9 @@ LAYER_NORM_FAMILIES = (
             shared_count_key="num_shared_experts",
             sharing_key="shared_expert_combination_strategy",
         ),
+        gguf_name="cohere2moe",
+        gguf_lists=True,
+        gguf_ignored=frozenset({"expert_shared_feed_forward_length"}),
         prediction=PredictionModule(is_computed=False),
     ),
     Family(

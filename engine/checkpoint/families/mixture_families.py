@@ -688,6 +688,8 @@ MIXTURE_FAMILIES = (
         local_theta="rope_theta",
         layer_heads_key="num_attention_heads_per_layer",
         gated_attention="head_module",
+        gguf_name="laguna",
+        gguf_lists=True,
         gating_key="gating",
         softplus_gate=True,
         mixture=MixtureFamily(
@@ -733,6 +735,8 @@ MIXTURE_FAMILIES = (
         query_scalar=True,
         layer_heads_key="num_attention_heads_per_layer",
         gated_attention="head_module",
+        gguf_name="step35",
+        gguf_lists=True,
         prediction=PredictionModule(is_computed=False),
         mixture=MixtureFamily(
             names=ExpertNames(),

@@ -90,6 +90,10 @@ WRITTEN = [
     "falcon_new_one_norm",
     "bloom",
     "mpt",
+    "cohere2_moe",
+    "laguna",
+    "laguna_elements",
+    "step3p5",
 ]
 # Of which a file has the MLP's gate and up apart, and not the folder.
 MLP = ("gate_proj", "up_proj", "down_proj")
@@ -124,7 +128,7 @@ def test_logits_of_ling_1(tmp_path: Path) -> None:
 
 
 # Files of GLM-4.7-Flash are those of DeepSeek V3, which has other names for the same.
-OTHERWISE = ("llama_scaled", "exaone4_full", "glm4_moe_lite", *APART)
+OTHERWISE = ("llama_scaled", "step3p5", "exaone4_full", "glm4_moe_lite", *APART)
 
 
 @pytest.mark.parametrize("name", [name for name in WRITTEN if name not in OTHERWISE])
@@ -265,6 +269,9 @@ def test_tensors_named_by_llama_cpp() -> None:
     for name in WRITTEN:
         model = tiny_model(name)
         architecture = gguf_architecture(model)
+        if architecture not in gguf.MODEL_ARCH_NAMES.values():
+            assert architecture in ("laguna", "cohere2moe")  # newer than the package
+            continue
         number = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == architecture)
         table = gguf.get_tensor_name_map(number, model.config.num_hidden_layers)
         for key in model.state_dict():

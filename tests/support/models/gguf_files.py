@@ -11,6 +11,8 @@ import gguf
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from support.models.tiny_models import tiny_model
 
@@ -61,7 +63,11 @@ _ARCHITECTURES = {
     "falcon": "falcon",
     "bloom": "bloom",
     "mpt": "mpt",
+    "laguna": "laguna",
+    "cohere2_moe": "cohere2moe",
+    "step3p5": "step35",
 }
+_LISTED = ("laguna", "step35", "cohere2moe")  # with lists of what differs between layers
 _FUSED = ("chatglm", "bailingmoe2", "qwen")  # with one tensor for q, k and v
 _DELTA = ("qwen35", "qwen35moe", "qwen3next")
 _PERMUTED = ("llama", "smollm3", "granite", "arcee", "mistral3", "granitemoe", "granitehybrid")
@@ -101,6 +107,7 @@ _NAMES = {
     **{f"feed_forward.{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")},
     **{f"feed_forward.shared_expert.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
     **{f"mlp.shared_experts.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
+    "self_attn.g_proj": "attn_gate",
     "self_attn.dense": "attn_output",
     "self_attn.query_key_value": "attn_qkv",
     "mlp.dense_h_to_4h": "ffn_up",
@@ -190,7 +197,8 @@ def write_gguf(name: str, path: Path, *, name_as: str | None = None, extra: dict
     model = tiny_model(name)
     architecture = gguf_architecture(model)
     # Of layers of several sizes transformers refuses to say one.
-    config = SimpleNamespace(**model.config.to_dict()) if architecture == "gemma4" else model.config
+    is_sized = architecture in ("gemma4", "step35")
+    config = SimpleNamespace(**model.config.to_dict()) if is_sized else model.config
     is_fused = (name_as or architecture) in _FUSED
     if name_as == "qwen":  # the rows of gate and up together
         config = SimpleNamespace(**config.to_dict() | {"intermediate_size": 2 * config.intermediate_size})
@@ -206,7 +214,7 @@ def write_gguf(name: str, path: Path, *, name_as: str | None = None, extra: dict
         if architecture in _PERMUTED and (".q_proj." in key or ".k_proj." in key):
             heads = config.num_attention_heads if ".q_proj." in key else config.num_key_value_heads
             tensor = interleaved(tensor, heads)
-        if architecture in ("gemma", "gemma2", "gemma3", "nemotron") and key.endswith("norm.weight"):
+        if architecture in ("gemma", "gemma2", "gemma3", "nemotron", "step35") and key.endswith("norm.weight"):
             tensor = tensor + 1
         if key.endswith(("conv.conv.weight", "conv1d.weight")):
             tensor = tensor.squeeze(1)
@@ -383,6 +391,55 @@ def _add_sized_layers(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_tensor("rope_freqs.weight", np.array([1.0] * turned + [1e30] * (full // 2 - turned), np.float32))
 
 
+def _add_listed_layers(writer: gguf.GGUFWriter, architecture: str, config: Any) -> None:
+    """What files of Laguna and of Step 3.5 say of each layer, and the rotary embeddings of both kinds."""
+    is_local, dim = [kind == "sliding_attention" for kind in config.layer_types], config.head_dim
+    nested = {kind: rope for kind, rope in config.rope_parameters.items() if isinstance(rope, dict)}
+    ropes = {kind: int(dim * rope.get("partial_rotary_factor", 1.0)) for kind, rope in nested.items()}
+    writer.add_key_length(dim)
+    writer.add_value_length(dim)
+    writer.add_expert_feed_forward_length(getattr(config, "moe_intermediate_size", config.intermediate_size))
+    writer.add_expert_weights_norm(True)
+    writer.add_leading_dense_block_count([*config.mlp_layer_types, "sparse"].index("sparse"))
+    if architecture == "cohere2moe":
+        writer.add_head_count(config.num_attention_heads)
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_sliding_window_pattern(is_local)
+        writer.add_expert_shared_count(config.num_shared_experts)
+        writer.add_expert_shared_feed_forward_length(config.intermediate_size * config.num_shared_experts)
+        writer.add_rope_dimension_count(dim)
+        return
+    if any(is_local):
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
+    if architecture == "step35":
+        behind, of_local = 1, config.num_sliding_attention_heads
+        writer.add_head_count([*(of_local if each else config.num_attention_heads for each in is_local), of_local])
+        writer.add_head_count_kv([config.num_key_value_heads] * (len(is_local) + behind))
+        writer.add_sliding_window_pattern([*is_local, True])
+        writer.add_expert_shared_feed_forward_length(config.share_expert_dim)
+        writer.add_expert_weights_scale(config.moe_router_scaling_factor)
+        writer.add_moe_every_n_layers(1)
+        writer.add_array(f"{architecture}.swiglu_clamp_exp", [*config.swiglu_limits, 0.0])
+        writer.add_array(f"{architecture}.swiglu_clamp_shexp", [*config.swiglu_limits_shared, 0.0])
+        rope = config.rope_parameters["full_attention"]
+        if rope["rope_type"] == "llama3":
+            writer.add_tensor("rope_freqs.weight", _padded_factors(rope, ropes["full_attention"], dim))
+        writer.add_nextn_predict_layers(behind)
+        writer.add_tensor(f"blk.{len(is_local)}.nextn.eh_proj.weight", np.ones((2, 4), np.float32))
+        writer.add_tensor(f"blk.{len(is_local)}.attn_norm.weight", np.ones(4, np.float32))
+        return
+    writer.add_head_count(config.num_attention_heads_per_layer or [config.num_attention_heads] * len(is_local))
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    writer.add_expert_weights_scale(config.moe_routed_scaling_factor)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_rope_dimension_count(ropes["full_attention"])
+    if any(is_local):
+        writer.add_uint32(f"{architecture}.rope.dimension_count_swa", ropes["sliding_attention"])
+
+
 def _add_state_space(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_ssm_conv_kernel(config.mamba_d_conv)
     writer.add_ssm_state_size(config.mamba_d_state)
@@ -450,6 +507,14 @@ def _frequency_factors(model: Any) -> np.ndarray[Any, Any]:
     return (plain / model.model.rotary_emb.inv_freq).numpy()
 
 
+def _padded_factors(rope: dict[str, Any], turned: int, head_dim: int) -> np.ndarray[Any, Any]:
+    """The divisors of Step's frequencies, by transformers, with ones behind them for the rest of a head."""
+    config = LlamaConfig(head_dim=turned, rope_parameters=rope | {"partial_rotary_factor": 1.0})
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+    plain = 1.0 / rope["rope_theta"] ** (torch.arange(0, turned, 2, dtype=torch.float32) / turned)
+    return torch.cat((plain / scaled, torch.ones((head_dim - turned) // 2))).numpy()
+
+
 def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> None:
     has_alibi = architecture in ("bloom", "mpt")
     rope = {"rope_type": "none"}
@@ -459,9 +524,12 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
     writer.add_context_length(getattr(config, "max_seq_len", None) or config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(
-        config.num_hidden_layers + (architecture in ("glm4moe", "qwen35", "qwen35moe"))
+        config.num_hidden_layers + (architecture in ("glm4moe", "qwen35", "qwen35moe", "step35"))
     )  # with the one that predicts further
-    writer.add_head_count(config.num_attention_heads)
+    if architecture in _LISTED:
+        _add_listed_layers(writer, architecture, config)
+    else:
+        writer.add_head_count(config.num_attention_heads)
     is_latent = architecture == "deepseek2"
     if architecture == "lfm2":
         writer.add_feed_forward_length(-(-int(2 * config.intermediate_size / 3) // 16) * 16)
@@ -473,6 +541,7 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
     else:
         size = getattr(config, "intermediate_size_mlp", getattr(config, "intermediate_size", None))
         size = config.ffn_hidden_size if architecture == "falcon" else size
+        size = config.prefix_dense_intermediate_size if architecture == "cohere2moe" else size
         size = 4 * config.hidden_size if architecture in ("bloom", "mpt") else size
         if architecture == "gemma4":
             _add_sized_layers(writer, config)
@@ -481,7 +550,7 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
         kinds = getattr(config, "layer_types", None) or []
         of_layers = [config.num_key_value_heads * (kind == "full_attention") for kind in kinds]
         is_hybrid = architecture == "granitehybrid"
-        if architecture != "gemma4":
+        if architecture not in ("gemma4", *_LISTED):
             single = is_latent or (architecture == "falcon" and not config.new_decoder_architecture)
             kv_heads = config.num_kv_heads if architecture == "falcon" else config.num_key_value_heads
             writer.add_head_count_kv(of_layers if is_hybrid else 1 if single else kv_heads)
@@ -500,7 +569,8 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
         if architecture != "lfm2":
             writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
-    if head_dim * config.num_attention_heads != config.hidden_size and not is_latent and architecture != "gemma4":
+    says_size = is_latent or architecture in ("gemma4", *_LISTED)
+    if head_dim * config.num_attention_heads != config.hidden_size and not says_size:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
     if rope["rope_type"] == "dynamic" and "alpha" in rope:
@@ -542,7 +612,7 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
-    if config.model_type in ("cohere", "cohere2"):
+    if config.model_type in ("cohere", "cohere2", "cohere2_moe"):
         writer.add_logit_scale(config.logit_scale)
         writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
     if architecture == "gemma2":

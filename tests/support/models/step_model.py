@@ -36,7 +36,9 @@ def published_step(text: dict[str, Any]) -> dict[str, Any]:
     own = {"num_attention_heads": text.pop("num_sliding_attention_heads"), "head_dim": text["head_dim"]}
     dropped = ("rope_parameters", "per_layer_config", "query_pre_attn_scalar", "mtp_layer_types")
     limits = {key: [*text.pop(key), 0.0] for key in ("swiglu_limits", "swiglu_limits_shared")}
+    scaling = {key: value for key, value in ropes[0].items() if key not in ("rope_theta", "partial_rotary_factor")}
     return {
+        **({} if scaling["rope_type"] == "default" else {"rope_scaling": scaling}),
         **{names.get(key, key): value for key, value in text.items() if key not in dropped},
         **limits,
         "num_nextn_predict_layers": 1,
