@@ -179,7 +179,8 @@ class KvPool:
     def read_page(self, page: int) -> memoryview:
         """Return a copy of a page's K, then V, of all layers. Another thread may compute meanwhile.
 
-        On a GPU the copy waits for everything launched before on the stream of the page's last step.
+        On a GPU the copy runs beside the steps and waits for none of them: the step that wrote the page must have been
+        read back, as it has for pages in the tree.
         """
         if self._device.type == "cpu":
             parts = [_bytes_of(cache)[:, page] for cache in self._tensors]

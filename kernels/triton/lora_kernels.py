@@ -399,12 +399,21 @@ def _expand_launch(
     sizes = (*table.sizes, *(0,) * (MOST_MODULES - len(table.sizes)))
     grid = (sum(cdiv(size, config.columns) for size in sizes), tiles.lines.shape[0], 1)
     args = (y, table.rows, tokens, tiles.lines, shrunk, splits, ranks, num_tokens * ranks, *sizes)
-    constants = {"TILE": tiles.size, "COLUMNS": config.columns, "RANKS": config.ranks}
-    # One compilation is enough for short tiles, because few numbers are loaded for each of their parts.
-    parts = most if tiles.size == lora_config.LONG else lora_config.MOST_SPLITS[tiles.size]
-    constants |= {"PARTS": parts, "WHOLE": all(size % BLOCK == 0 for size in sizes), "B": ELEMENTS[table.dtype]}
-    # On four warps, long tiles would spill up to 640 bytes of registers there. On an H200 four are the fastest.
+    # Where tensor cores take both operands from registers, long tiles would spill up to 640 bytes on four warps. On
+    # eight warps, those of float16 and of odd widths would spill 88 bytes with as many ranks at once as on other
+    # devices. On an H200 four warps are the fastest.
     is_spread = tiles.size == lora_config.LONG and multiplies_registers(y.device)
+    is_whole = all(size % BLOCK == 0 for size in sizes)
+    has_few_ranks = is_spread and (table.dtype is torch.float16 or not is_whole)
+    constants = {
+        "TILE": tiles.size,
+        "COLUMNS": config.columns,
+        "RANKS": min(config.ranks, 16) if has_few_ranks else config.ranks,
+        # One compilation is enough for short tiles, because few numbers are loaded for each of their parts.
+        "PARTS": most if tiles.size == lora_config.LONG else lora_config.MOST_SPLITS[tiles.size],
+        "WHOLE": is_whole,
+        "B": ELEMENTS[table.dtype],
+    }
     return Launch(_expand, grid, args, constants, config.num_warps * (2 if is_spread else 1), config.num_stages)
 
 

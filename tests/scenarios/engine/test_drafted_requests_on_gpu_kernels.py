@@ -2,7 +2,7 @@
 
 Each answer is that of an engine without drafts on the CPU's kernels; with KV in 8 bits, that of one without drafts and
 without captured passes. A capture is played by keeping the pass. The pool is so small that sequences are preempted.
-The kinds of drafts and of KV take turns, since each takes ten seconds.
+The kinds of drafts take turns, since each takes ten seconds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rootgraft.lora.prepare_factors import PreparedAdapter
 # Attention leaves the memory of tokens that pad a step as it was, and what follows computes with it.
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")
 
-FEW_PAGES = 15
+FEW_PAGES = 12
 
 
 @pytest.fixture
@@ -67,9 +67,10 @@ def captured(drafted: Drafted, monkeypatch: pytest.MonkeyPatch) -> dict[int, Ans
 
 @pytest.mark.parametrize(
     ("kind", "kv"),
-    taking_turns(
-        [("head", None), ("mtp", None), ("head", kv_forms.FLOAT8), ("model", None), ("head", kv_forms.INT8)], 5
-    ),
+    [
+        *taking_turns([("head", None), ("mtp", None), ("model", None)], 3),
+        *(pytest.param("head", kv, marks=pytest.mark.heavy) for kv in kv_forms.ROW_DTYPES),
+    ],
     ids=str,
 )
 def test_answers_of_all_kinds_are_kept(

@@ -78,13 +78,13 @@ def test_the_golden_file_has_every_variant_of_all_architectures():
 
 @pytest.mark.parametrize("arch", [80, 86, 89, 120])
 def test_what_spills_where_tensor_cores_take_both_operands_from_registers(arch: int):
-    """Chunks of delta nets; what decode keeps over a division before its loop; adapters in prompts, up to 88 bytes."""
+    """Chunks of delta nets, some bytes of decode, and of expansions of odd widths in prompts."""
     spills = {name: need["spills"] for name, need in golden()[f"sm_{arch}"].items() if need["spills"]}
     delta = {"delta_chunks/bf16-128", "delta_chunks/fp16-128"}
     assert delta <= spills.keys()
     for name in spills.keys() - delta:
         kernel = name.partition("/")[0]
-        most = {"lora_expand": 88, "attention_decode": 24, "ssm_chunks": 8, "lora_shrink": 16, "invariant_linear": 8}
+        most = {"lora_expand": 24, "attention_decode": 24, "ssm_chunks": 8, "lora_shrink": 16, "invariant_linear": 8}
         assert spills[name] <= most.get(kernel, 0), name
 
 

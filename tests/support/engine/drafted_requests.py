@@ -33,12 +33,12 @@ VOCABULARY = Vocabulary(
 _SCHEMA = GrammarSpec.json_schema(
     {
         "type": "object",
-        "properties": {"kind": {"enum": ["aa", "ab"]}, "ok": {"type": "boolean"}},
-        "required": ["kind", "ok"],
+        "properties": {"ok": {"type": "boolean"}},
+        "required": ["ok"],
         "additionalProperties": False,
     }
 )
-_REGEX = GrammarSpec.regex("(ab|c){2,4}-[0-9]{2,9}")
+_REGEX = GrammarSpec.regex("(ab|c){1,3}-[0-9]{2,5}")
 _SHARED = [7 * i % 90 + 5 for i in range(13)]
 
 
@@ -53,18 +53,18 @@ class Ask:
 
 
 ASKS = (
-    Ask(_SHARED, SamplingParams(temperature=0.0, max_tokens=7, ignore_eos=True, prompt_logprobs=1)),
-    Ask([*_SHARED, 9], SamplingParams(temperature=0.0, max_tokens=30), grammar=_SCHEMA),
-    Ask([*_SHARED, 8], SamplingParams(temperature=0.8, seed=3, max_tokens=9, logprobs=2, ignore_eos=True), 0),
-    Ask([5, 6], SamplingParams(temperature=0.7, seed=4, top_p=0.9, max_tokens=22), 1, _REGEX),
+    Ask(_SHARED, SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True, prompt_logprobs=1)),
+    Ask([*_SHARED, 9], SamplingParams(temperature=0.0, max_tokens=18), grammar=_SCHEMA),
+    Ask([*_SHARED, 8], SamplingParams(temperature=0.8, seed=3, max_tokens=6, logprobs=2, ignore_eos=True), 0),
+    Ask([5, 6], SamplingParams(temperature=0.7, seed=4, top_p=0.9, max_tokens=14), 1, _REGEX),
     Ask(
         [*_SHARED, 8],
         SamplingParams(
-            temperature=0.0, repetition_penalty=1.4, presence_penalty=0.3, max_tokens=8, logprobs=0, ignore_eos=True
+            temperature=0.0, repetition_penalty=1.4, presence_penalty=0.3, max_tokens=5, logprobs=0, ignore_eos=True
         ),
         1,
     ),
-    Ask([4, 4, 4], SamplingParams(temperature=1.1, seed=9, min_p=0.05, frequency_penalty=0.4, max_tokens=8)),
+    Ask([4, 4, 4], SamplingParams(temperature=1.1, seed=9, min_p=0.05, frequency_penalty=0.4, max_tokens=6)),
 )
 """Of each kind one: beside each other, and behind a shared prefix."""
 
