@@ -152,7 +152,7 @@ def test_of_a_call_that_is_cut_off_whole_values_are_kept(live: Live) -> None:
         with live.http() as http:
             reply = http.post(PATH, json={**ASKED, "tools": TOOLS, "max_tokens": 86, "stream": stream})
         assert reply.status_code == 200 and '"stop_reason":"max_tokens"' in reply.text
-        assert stream or '{"n": 123456789012345678901, "city": "Ulm"}' in reply.text
+        assert stream or '{"n": 123456789012345678901}' in reply.text
 
 
 def test_integers_of_calls_are_exact(live: Live) -> None:

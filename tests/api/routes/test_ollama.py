@@ -231,7 +231,7 @@ def test_a_call_that_is_cut(live: Live, client: ollama.Client) -> None:
         body = {"messages": HI, "tools": TOOLS, "options": {"num_predict": len(long) - 4}, "stream": stream}
         with live.http() as http:
             reply = http.post(CHAT, json=body)
-        assert reply.status_code == 200 and '"n": 123456789012345678901, "city": "Ul' in reply.text
+        assert reply.status_code == 200 and '{"n": 123456789012345678901}' in reply.text
 
 
 def test_functions_of_python_are_tools(live: Live, client: ollama.Client) -> None:
