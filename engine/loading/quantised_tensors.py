@@ -111,14 +111,20 @@ def part_names(quantization: Quantization | None) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A tensor in a safetensors file: shape and type are known, its numbers are read when they are asked for."""
+    """A tensor in a safetensors file: shape and type are known, its numbers are read when they are asked for.
+
+    Attributes:
+        part: the index of the view along the tensor's first dimension; None for the whole tensor.
+    """
 
     file: Any
     stored: str
+    part: int | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self.file.get_slice(self.stored).get_shape())
+        shape = tuple(self.file.get_slice(self.stored).get_shape())
+        return shape if self.part is None else shape[1:]
 
     @property
     def dtype(self) -> str:
@@ -130,6 +136,10 @@ class View:
         return math.prod(self.shape) * _BYTES.get(self.dtype, 4)
 
     def tensor(self) -> Tensor:
+        """Read the numbers, in the type in which they are stored."""
+        if self.part is not None:
+            some: Tensor = self.file.get_slice(self.stored)[self.part]
+            return some
         found: Tensor = self.file.get_tensor(self.stored)
         return found
 

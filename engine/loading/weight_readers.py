@@ -7,6 +7,7 @@ provides, in the dtype and on the device of that memory, so a whole checkpoint i
 from __future__ import annotations
 
 import math
+import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -58,6 +59,10 @@ from .upload import upload
 _BARE_EMBEDDING = EMBEDDING.removeprefix("model.")
 _FLOATS = ("F32", "F16", "BF16", "F64")
 PLAIN_TYPES = frozenset({*_FLOATS, "random"})
+# Matrices of all experts in one tensor, and their scales (Step 3.5).
+_STACK = re.compile(r"(.+\.experts\.(?:gate|up|down)_proj)(_scale_inv)?")
+_STACK_PARTS = re.compile(r"(\.weight)?(_scale_inv)?$")
+_BLOCK_SCALES = "weight_scale_inv"
 """Results of ``WeightSource.storage`` for tensors that are not quantised."""
 _NVFP4_PARTS = ("scale", "input_scale")  # beside a matrix in a GGUF file; the second is for activations of 4 bits
 _PIECE = 8 << 20  # bytes of blocks that are copied and packed at once
@@ -163,7 +168,7 @@ class SafetensorsFolder:
         self._mxfp4: dict[str, dict[str, tuple[Any, str]]] = {}  # the same by ending, for tensors stored as two
         # For each of those tensors: whether the CPU's native kernels support its scales.
         self._fitting: dict[str, bool] = {}
-        self._parts: dict[str, tuple[Scheme, dict[str, View]]] = {}  # by module
+        self._parts: dict[str, tuple[Scheme, dict[str, View]]] = {}  # by module, or by the tensor of all experts
         files = [(shard, _open(folder / shard)) for shard in shard_names(folder)]
         has_bare_embedding = any(_BARE_EMBEDDING in file.keys() for _, file in files)  # noqa: SIM118 (not a dict)
         self.is_bare = self.may_be_bare and not towers and has_bare_embedding
@@ -194,6 +199,8 @@ class SafetensorsFolder:
                 has in another shape, are not changed.
         """
         for stacked, experts in modules.items():
+            if stacked in self._parts and len(experts[0]) == 1:
+                self._split_stack(stacked, [name for (name,) in experts])
             shape = self.shapes.get(stacked, ())
             if stacked not in self._stored or len(shape) != 3 or shape[0] != len(experts) or shape[1] % len(experts[0]):
                 continue
@@ -203,6 +210,20 @@ class SafetensorsFolder:
                 for part, name in enumerate(names):
                     self.shapes[f"{name}.weight"] = (rows, shape[2])
                     self._pieces[f"{name}.weight"] = stacked, expert, slice(part * rows, (part + 1) * rows)
+
+    def _split_stack(self, stacked: str, experts: list[str]) -> None:
+        """Show a stack of matrices in FP8 as the matrices of the experts' modules. Raises ModelError."""
+        scheme, parts = self._parts[stacked]
+        for part, view in parts.items():
+            if view.shape[0] != len(experts):
+                raise ModelError(
+                    f"The {part} of {shortened(stacked)} is of {view.shape[0]} experts, not {len(experts)}."
+                )
+        for expert, module in enumerate(experts):
+            name = f"{module}.weight"
+            own = {part: View(view.file, view.stored, expert) for part, view in parts.items()}
+            self._quantised[name] = QuantisedTensor(name, scheme, own)
+            self.shapes[name] = self._quantised[name].shape
 
     def split_rows(self, parts: Mapping[str, Sequence[str]]) -> None:
         """Show plain matrices as matrices of equal numbers of rows, one after another.
@@ -261,8 +282,20 @@ class SafetensorsFolder:
         ending = next((each for each in (mxfp4.BLOCKS, mxfp4.SCALES) if name.endswith(each)), None)
         if ending is not None and view.dtype == "U8":
             self._mxfp4.setdefault(name.removesuffix(ending), {})[ending] = file, stored
-        elif not self._add_part(name, view):
+        elif not self._add_part(name, view) and not self._add_stack(name, view):
             self._add_plain(name, view, shard)
+
+    def _add_stack(self, name: str, view: View) -> bool:
+        """Keep a stack of experts' matrices in FP8 [E, N, K], or its scales; returns whether the tensor is either."""
+        match = _STACK.fullmatch(name)
+        if match is None or self._quantization is None or len(view.shape) != 3:
+            return False
+        module = _STACK_PARTS.sub("", view.stored)
+        scheme = self._quantization.scheme(module) or self._quantization.scheme(match[1])
+        if scheme is None or scheme.layout != "float8_blocks" or (view.dtype in _FLOATS and match[2] is None):
+            return False
+        self._parts.setdefault(match[1], (scheme, {}))[1]["weight" if match[2] is None else _BLOCK_SCALES] = view
+        return True
 
     def _add_part(self, name: str, view: View) -> bool:
         """Keep a part of a quantised matrix, or drop one without effect; returns whether the tensor is either."""
@@ -300,6 +333,8 @@ class SafetensorsFolder:
         """Return the quantised matrices by name. A module with nothing but a weight of a plain type is a plain one."""
         found: dict[str, QuantisedTensor] = {}
         for module, (scheme, parts) in self._parts.items():
+            if _STACK.fullmatch(module):
+                continue  # see ``split_experts``
             name = f"{module}.weight"
             if parts.keys() == {"weight"} and parts["weight"].dtype in _FLOATS:
                 self._add_plain(name, parts["weight"], "")

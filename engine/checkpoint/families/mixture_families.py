@@ -715,6 +715,7 @@ MIXTURE_FAMILIES = (
         windows="listed",
         defaults={
             "num_key_value_heads": 8,
+            "head_dim": 128,
             "max_position_embeddings": 128_000,
             "rms_norm_eps": 1e-5,
             "moe_intermediate_size": 1280,
@@ -751,7 +752,7 @@ MIXTURE_FAMILIES = (
         config_names=_STEP_KEYS,
         tensor_names=(
             (r"\bself_attn\.g_proj\b", "self_attn.gate_proj"),
-            (r"\.moe\.(gate|up|down)_proj\.weight\b", r".mlp.experts.\1_proj"),
+            (r"\.moe\.(gate|up|down)_proj\.weight(?=$|_scale_inv$)", r".mlp.experts.\1_proj"),
             (r"\.moe\.router_bias\b", ".mlp.gate.e_score_correction_bias"),
             (r"\.moe\.gate\b", ".mlp.gate"),
             (r"\.share_expert\.", ".mlp.shared_experts."),

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.models.paged_run import CPU, run_whole
 from support.models.tiny_models import save
+from support.models.tiny_multimodal import save_multimodal
 from support.speculation.mtp_models import save_mtp
 from torch import Tensor
 
@@ -65,6 +66,51 @@ def test_a_model_in_fp8_is_the_model_that_it_means(dtype: torch.dtype, tmp_path:
     assert sum(tensor.dtype is torch.float8_e4m3fn for tensor in stored.values()) > 40
     logits = [run_whole(load_model(folder, dtype=dtype, device=CPU), TOKENS) for folder in (plain, packed)]
     assert torch.equal(*logits)
+
+
+def stacked_folders(tmp_path: Path) -> tuple[Path, Path, dict[str, Tensor]]:
+    """The same of Step 3.7, whose files have the matrices of all experts in one tensor, with one tensor of factors."""
+    plain, packed = save_multimodal("step3p7", tmp_path / "plain", "old"), tmp_path / "packed"
+    tensors = load_file(plain / "model.safetensors")
+    stored = dict(tensors)
+    for name in [each for each in tensors if ".moe." in each and each.endswith("_proj.weight")]:
+        values, scales, meaning = map(torch.stack, zip(*map(quantised, tensors[name]), strict=True))
+        tensors[name] = meaning
+        stored |= {name: values, f"{name}_scale_inv": scales}
+    packed.mkdir()
+    save_file(tensors, plain / "model.safetensors", metadata={"format": "pt"})
+    save_file(stored, packed / "model.safetensors", metadata={"format": "pt"})
+    written = json.loads((plain / "config.json").read_text())
+    (packed / "config.json").write_text(json.dumps(written | {"quantization_config": CONFIG}))
+    return plain, packed, stored
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_stacked_experts_in_fp8_are_the_experts_that_they_mean(dtype: torch.dtype, tmp_path: Path) -> None:
+    plain, packed, stored = stacked_folders(tmp_path)
+    stacks = [name for name, each in stored.items() if each.dtype is torch.float8_e4m3fn]
+    assert len(stacks) == 6 and all(stored[name].dim() == 3 for name in stacks)
+    logits = [run_whole(load_model(folder, dtype=dtype, device=CPU), TOKENS) for folder in (plain, packed)]
+    assert torch.equal(*logits)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda scales: scales[:3],
+            r"weight_scale_inv of model\.layers\.1\.mlp\.experts\.\w+_proj is of 3 experts, not 5",
+        ),
+        (lambda scales: scales.expand(-1, 2, -1).contiguous(), r"weight_scale_inv is F32 \[2, 1\]"),
+        (lambda scales: scales * float("nan"), "weight_scale_inv has numbers that are not finite"),
+    ],
+)
+def test_factors_of_stacked_experts_that_do_not_fit_are_refused(change, message: str, tmp_path: Path) -> None:
+    _, packed, stored = stacked_folders(tmp_path)
+    name = "model.layers.1.moe.up_proj.weight_scale_inv"
+    save_file(stored | {name: change(stored[name])}, packed / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=message):
+        load_model(packed, dtype=torch.float32, device=CPU)
 
 
 def test_an_mtp_module_in_fp8_is_the_module_that_it_means(tmp_path: Path) -> None:

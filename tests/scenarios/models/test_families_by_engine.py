@@ -39,7 +39,10 @@ def greedy_of(model: PreTrainedModel, prompt: list[int]) -> list[int]:
     return tokens[len(prompt) :]
 
 
-ENGINE_FAMILIES = ["qwen2_moe", "gpt_oss", "llama4", "ministral3", "gpt2", "mimo_v2_flash", "bloom", *GEMMA4]
+ENGINE_FAMILIES = [
+    *("qwen2_moe", "gpt_oss", "llama4", "ministral3", "gpt2", "mimo_v2_flash", "bloom", "step3p5"),
+    *GEMMA4,
+]
 
 
 @pytest.mark.parametrize("name", ENGINE_FAMILIES)

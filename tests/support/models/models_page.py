@@ -43,7 +43,7 @@ The same for all classes above, as each is one decoder over the same ops:
 | LoRA adapters on experts, stacked (`target_parameters`) or one by one | batched, native | batched, Triton; steps with them run without CUDA graphs |
 | experts in MXFP4 (gpt-oss; also in GGUF files) | as stored, with the bits of the widened form | as stored |
 | GPTQ (2, 3, 4, 8 bits, `desc_act`, versions 1 and 2), AWQ (gemm, gemv), compressed-tensors `pack-quantized`, `int-quantized`, `naive-quantized` | integers of 4 bits, and symmetric ones of 8, as stored by the rule of GGUF files, or of 8 bits with scales of rows in these; others widened | as stored, those of 2 and 3 bits in 4 |
-| compressed-tensors `float-quantized`, `nvfp4-pack-quantized`, `mxfp4-pack-quantized`; FP8 by tensor, row or block (DeepSeek V3, Kimi K2, ModelOpt, FBGEMM); MXFP8 (MiniMax M3); ModelOpt NVFP4; bitsandbytes NF4, FP4, LLM.int8() | FP8 in its 8 bits, LLM.int8() in its 8, NVFP4 and MXFP4 in their 4, with the bits of the widened form; MXFP8, NF4 and FP4 widened | as stored |
+| compressed-tensors `float-quantized`, `nvfp4-pack-quantized`, `mxfp4-pack-quantized`; FP8 by tensor, row or block (DeepSeek V3, Kimi K2, ModelOpt, FBGEMM), or by block of all experts in one tensor (Step 3.5); MXFP8 (MiniMax M3); ModelOpt NVFP4; bitsandbytes NF4, FP4, LLM.int8() | FP8 in its 8 bits, LLM.int8() in its 8, NVFP4 and MXFP4 in their 4, with the bits of the widened form; MXFP8, NF4 and FP4 widened | as stored |
 
 Activations are not quantised, whatever a config says.
 
