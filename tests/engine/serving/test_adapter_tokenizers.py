@@ -160,7 +160,7 @@ def test_what_is_wrong_is_said(tokenizers, tmp_path, monkeypatch):
     assert "leads outside" in refused("linked", linked)
     size = sum(file.stat().st_size for file in (tmp_path / "adapters/more").iterdir())
     monkeypatch.setattr(adapter_vocabulary, "MOST_BYTES", size - 1)
-    assert f"{size:,} bytes; at most {size - 1:,}" in refused("more", more)
+    assert f"{size:,} bytes; the limit is {size - 1:,}" in refused("more", more)
     monkeypatch.setattr(adapter_vocabulary, "MOST_BYTES", size)
     assert "422 tokens" in refused("more", more)
     far = tmp_path / "cache" / "content"

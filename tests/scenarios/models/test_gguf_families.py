@@ -171,7 +171,7 @@ def test_a_file_with_gate_and_up_apart_says_the_same_of_all_else(name: str, tmp_
         names = None if theirs.mixture is None else replace(theirs.mixture.names, is_split=True, shared_modules=MLP)
         assert ours.mixture == (theirs.mixture and replace(theirs.mixture, names=names))
     file.metadata.pop("granitehybrid.attention.scale")
-    with pytest.raises(ModelError, match=r"attention\.scale must be there, as in files of Granite"):
+    with pytest.raises(ModelError, match=r"attention\.scale must be set, as in files of Granite"):
         read_model_config(file)
 
 
