@@ -357,7 +357,7 @@ def test_a_restart_refuses_a_name_that_stands_for_something_else(tmp_path: Path)
         with pytest.raises(ConfigError, match="the base model also has the name sql"):
             await state.models.versions.restore(["sql"])
         await state.engine.client.load_adapter("sql", "elsewhere")
-        with pytest.raises(ConfigError, match="an adapter of --lora-modules has the name sql too"):
+        with pytest.raises(ConfigError, match="an adapter of --lora-modules also has the name sql"):
             await state.models.versions.restore()
 
     run(job())

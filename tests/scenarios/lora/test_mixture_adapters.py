@@ -184,7 +184,7 @@ def test_what_does_not_fit_the_experts_is_refused(tmp_path: Path) -> None:
     refused(
         folder, layout, "which fit neither gate_up_proj nor down_proj", tensors | {a: tensors[a][:, 1:].contiguous()}
     )
-    refused(folder, layout, "rank 2 and 5 experts 10 rows and columns", tensors | {a: tensors[a][1:].contiguous()})
+    refused(folder, layout, "rank 2 and 5 experts, 10 rows and columns", tensors | {a: tensors[a][1:].contiguous()})
     refused(folder, layout, "rank 3 and 5 experts 15 rows and columns", tensors, r=3)
     refused(folder, layout, "has rank 65; the limit is 64", tensors, r=65)
     refused(folder, layout, "which target_parameters does not name", tensors, target_parameters=["mlp.gate.weight"])
@@ -238,7 +238,7 @@ def test_what_latent_attention_does_not_compute_of_an_adapter_is_refused(tmp_pat
         for name in tensors
         if "lora_A" in name
     }
-    refused(folder, layout, "use_dora is set and .*kv_b_proj adapted", tensors | norms, use_dora=True)
+    refused(folder, layout, "use_dora is set and .*kv_b_proj is adapted", tensors | norms, use_dora=True)
     large = {name: tensor * 1e30 for name, tensor in tensors.items()}
     narrow = dataclasses.replace(layout, dtype=torch.float16)
     refused(folder, narrow, "beyond the range of torch.float16", large)
