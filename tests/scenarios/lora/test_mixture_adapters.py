@@ -185,7 +185,7 @@ def test_what_does_not_fit_the_experts_is_refused(tmp_path: Path) -> None:
         folder, layout, "which fit neither gate_up_proj nor down_proj", tensors | {a: tensors[a][:, 1:].contiguous()}
     )
     refused(folder, layout, "rank 2 and 5 experts, 10 rows and columns", tensors | {a: tensors[a][1:].contiguous()})
-    refused(folder, layout, "rank 3 and 5 experts 15 rows and columns", tensors, r=3)
+    refused(folder, layout, "rank 3 and 5 experts, 15 rows and columns", tensors, r=3)
     refused(folder, layout, "has rank 65; the limit is 64", tensors, r=65)
     refused(folder, layout, "which target_parameters does not name", tensors, target_parameters=["mlp.gate.weight"])
     refused(folder, layout, "use_dora is set", tensors, use_dora=True)
