@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rootgraft.engine.kv_cache import write_admission
 from rootgraft.engine.kv_cache.block_keys import BlockId
 from rootgraft.engine.kv_cache.tier_index import TierIndex
-from rootgraft.engine.kv_cache.write_admission import WRITES_OF_A_HIT, WRITTEN_POOLS, WriteAdmission
+from rootgraft.engine.kv_cache.write_admission import MOST_GHOSTS, WRITES_OF_A_HIT, WRITTEN_POOLS, WriteAdmission
 from rootgraft.radix.namespace import Namespace, Origin
 
 EVERYTHING = 1 << 40
@@ -201,8 +201,9 @@ phases = st.lists(
 def test_each_page_is_computed_at_most_once_more_and_writes_are_paid(
     loads: list[list[tuple[int, int]]], pool: int
 ) -> None:
-    """Whatever phases follow each other, where the tier has room: against a tier that is always written to."""
-    some, every = both([each for load in loads for each in load], pool, tier=100_000)
+    """Whatever phases follow each other, where the tier has room and each key is remembered: against a tier that is
+    always written to."""
+    some, every = both([each for load in loads for each in load], pool, tier=MOST_GHOSTS)
     assert len(every.computed) == len({*every.computed})
     counts = {page: some.computed.count(page) for page in {*some.computed}}
     assert counts.keys() == {*every.computed} and max(counts.values()) <= 2
