@@ -76,4 +76,4 @@ def test_a_replica_of_two_ranks_is_lost_drained_and_added_as_one(tiny_llama: Pat
 
 
 def test_each_replica_of_a_local_ray_sees_its_own_gpus(tiny_llama: Path, tmp_path: Path) -> None:
-    assert play(tiny_llama, tmp_path, "gpus")["seen"] == ["4,5", "6,7"]
+    assert play(tiny_llama, tmp_path, "gpus")["seen"] == [["4", "5"], ["6", "7"]]

@@ -227,8 +227,8 @@ async def _play_ranks(model: Path) -> dict[str, Any]:
 class GpuProbe:
     """An actor that tells which GPUs its process may use."""
 
-    def seen(self) -> str | None:
-        return os.environ.get("CUDA_VISIBLE_DEVICES")
+    def seen(self) -> str:
+        return os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
 
 def _see_gpus(model: Path) -> dict[str, Any]:
@@ -243,7 +243,8 @@ async def _gpus_seen() -> dict[str, Any]:
     await cluster.start()
     try:
         probes = [cluster.ray.remote(GpuProbe).options(**resources.as_options()).remote() for _ in range(REPLICAS)]
-        return {"seen": sorted(await asyncio.gather(*(probe.seen.remote() for probe in probes)))}
+        seen = await asyncio.gather(*(probe.seen.remote() for probe in probes))
+        return {"seen": sorted(sorted(each.split(",")) for each in seen)}  # Ray names them in any order
     finally:
         await cluster.close()
 
