@@ -13,7 +13,7 @@ from ..protocol.chat import ChatRequest
 from ..structured.tool_parser import ToolParser, read_calls
 from ..structured.tool_plan import Arguments, CallStart, Content, Event, ParsedCall, ToolPlan
 from .envelope import Envelope
-from .logprob_formats import chat_logprobs, field_probabilities, prompt_logprobs
+from .logprob_formats import chat_logprobs, field_probabilities, prompt_logprobs, written_chat_logprobs
 
 if TYPE_CHECKING:
     from ...engine.serving.output_processor import SequenceOutput, TextDelta
@@ -61,7 +61,7 @@ def _choice(request: ChatRequest, index: int, output: SequenceOutput, plan: Tool
     if request.echoed_text:
         message["content"] = request.echoed_text + (message["content"] or "")
     num_top = request.num_shown
-    logprobs = None if num_top is None else chat_logprobs(output.logprobs, num_top)
+    logprobs = None if num_top is None else written_chat_logprobs(output.logprobs, num_top)
     ids = {"token_ids": output.token_ids} if request.return_token_ids else {}
     fields = {"field_probabilities": field_probabilities(output.fields)} if request.field_probabilities else {}
     return {"index": index, "message": message, "logprobs": logprobs, **finish, **ids, **fields}

@@ -56,6 +56,18 @@ class _Choice:
         self, text: str, tokens: Sequence[TokenLogprob], scored_prompt: Sequence[TokenLogprob]
     ) -> tuple[str, dict[str, Any] | None]:
         """Return the text and logprobs to send, from the answer's new text and tokens and the prompt's logprobs."""
+        text, entries = self._entries(text, tokens, scored_prompt)
+        return text, None if self._request.logprobs is None else self._logprobs.piece(entries)
+
+    def whole(self, output: SequenceOutput) -> tuple[str, dict[str, Any] | None]:
+        """Return the text and the serialized logprobs of a whole answer."""
+        text, entries = self._entries(output.text, output.logprobs, output.prompt_logprobs)
+        return text, None if self._request.logprobs is None else self._logprobs.written(entries)
+
+    def _entries(
+        self, text: str, tokens: Sequence[TokenLogprob], scored_prompt: Sequence[TokenLogprob]
+    ) -> tuple[str, list[TokenLogprob | Unscored]]:
+        """Return the text and the tokens to send. With ``echo``, the first ones include the prompt."""
         if self._request.max_tokens == 0:
             text, tokens = "", ()
         entries: list[TokenLogprob | Unscored] = [*scored_prompt, *tokens] if self._request.echo else [*tokens]
@@ -63,7 +75,7 @@ class _Choice:
             self._begun = True
             text = self._prompt.text + text
             entries[:0] = self._prompt.unscored
-        return text, None if self._request.logprobs is None else self._logprobs.piece(entries)
+        return text, entries
 
 
 def completion_body(
@@ -78,7 +90,7 @@ def completion_body(
     for number, prompt in enumerate(prompts):
         for index in range(request.n):
             output = outputs[number, index]
-            text, logprobs = _Choice(request, prompt).piece(output.text, output.logprobs, output.prompt_logprobs)
+            text, logprobs = _Choice(request, prompt).whole(output)
             fields = {"index": number * request.n + index, "text": text, "logprobs": logprobs}
             fields |= finish_fields(output.finish)
             if request.prompt_logprobs is not None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,9 +13,12 @@ from typing import Any, Protocol
 import orjson
 from fastapi import Response
 
-from ...engine.serving.output_processor import TextDelta
+from ...engine.serving.output_processor import SequenceOutput, TextDelta
+from ...engine.serving.request_threads import on_request_thread
 from ..exact_json import dumps_exact
+from ..large_bodies import LARGE_BODY
 from ..observe.token_usage import UsageCount
+from .logprob_formats import PIECE
 from .streams import Deltas
 
 _DONE = b"data: [DONE]\n\n"
@@ -70,10 +74,24 @@ class Chunks(Protocol):
 
 
 async def chunk_events(deltas: Deltas, chunks: Chunks, usage: UsageCount) -> AsyncGenerator[bytes, None]:
-    """Yield one item for the deltas that arrived together; at the end the usage, if requested, and ``[DONE]``."""
+    """Yield one item for the deltas that arrived together; at the end the usage, if requested, and ``[DONE]``.
+
+    A client that has read nothing for long receives all deltas since then together. If they have many logprobs, they
+    become several items, between which other requests are served.
+    """
     async with aclosing(deltas) as stream:
         async for arrived in stream:
-            if events := b"".join([chunks.events(delta) for delta in arrived]):
+            found: list[bytes] = []
+            num_positions = 0
+            for delta in arrived:
+                if num_positions > PIECE:
+                    if events := b"".join(found):
+                        yield events
+                    await asyncio.sleep(0)
+                    found, num_positions = [], 0
+                found.append(chunks.events(delta))
+                num_positions += len(delta.logprobs) + len(delta.prompt_logprobs)
+            if events := b"".join(found):
                 yield events
     end = chunks.envelope.event(choices=[], usage=usage.body()) if chunks.include_usage else b""
     yield end + _DONE
@@ -81,3 +99,24 @@ async def chunk_events(deltas: Deltas, chunks: Chunks, usage: UsageCount) -> Asy
 
 def json_response(body: Any) -> Response:
     return Response(dumps_exact(body), media_type="application/json")
+
+
+async def long_response(build: Callable[[], Any], outputs: Iterable[SequenceOutput]) -> Response:
+    """Build and serialize the body of whole answers. Long ones are built on another thread.
+
+    A client may request 20 logprobs for each token of prompt and answer, and 16 answers: millions of objects, which
+    take seconds.
+
+    Raises:
+        CapacityError: see ``on_request_thread``.
+    """
+    if is_long(outputs):
+        return await on_request_thread(lambda: json_response(build()))
+    return json_response(build())
+
+
+def is_long(outputs: Iterable[SequenceOutput]) -> bool:
+    """Return whether the body of these answers takes more than a few milliseconds to build."""
+    outputs = tuple(outputs)
+    num_positions = sum(len(each.logprobs) + len(each.prompt_logprobs) for each in outputs)
+    return num_positions > PIECE or sum(len(text) for each in outputs for text in each.texts) > LARGE_BODY

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 
@@ -15,8 +15,13 @@ if TYPE_CHECKING:
     from ...engine.serving.output_processor import TokenLogprob
     from ...engine.text.field_probabilities import FieldProbability
 
+T = TypeVar("T")
+
 FLOOR = -9999.0
 """OpenAI's number for "very unlikely". It replaces minus infinity, which JSON does not have."""
+PIECE = 256
+"""Number of positions whose logprobs are serialized at once. With 20 logprobs each, this takes a millisecond or two, for
+which orjson holds the interpreter's lock (GIL)."""
 
 
 def _finite(logprob: float) -> float:
@@ -40,6 +45,40 @@ def chat_logprobs(tokens: Sequence[TokenLogprob], num_top: int) -> dict[str, Any
         ],
         "refusal": None,
     }
+
+
+class WrittenLists:
+    """Lists of a response body, serialized piece by piece. The objects of a long answer would take much memory."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[str, list[bytes]] = {}
+
+    def add(self, **lists: Sequence[Any]) -> None:
+        """Append the next values of each list."""
+        for name, values in lists.items():
+            self._pieces.setdefault(name, []).append(orjson.dumps(values)[1:-1])
+
+    def __getitem__(self, name: str) -> orjson.Fragment:
+        """Return a whole list, for ``orjson.dumps``."""
+        return orjson.Fragment(b"[" + b",".join(filter(None, self._pieces.get(name, ()))) + b"]")
+
+    def fields(self) -> dict[str, orjson.Fragment]:
+        """Return all lists by name."""
+        return {name: self[name] for name in self._pieces}
+
+
+def _in_pieces(values: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Yield at most ``PIECE`` values at a time; an empty sequence is yielded, too."""
+    for start in range(0, max(1, len(values)), PIECE):
+        yield values[start : start + PIECE]
+
+
+def written_chat_logprobs(tokens: Sequence[TokenLogprob], num_top: int) -> dict[str, Any]:
+    """Return ``chat_logprobs`` for a whole answer, with its list serialized."""
+    written = WrittenLists()
+    for piece in _in_pieces(tokens):
+        written.add(content=chat_logprobs(piece, num_top)["content"])
+    return {**written.fields(), "refusal": None}
 
 
 def _name(data: bytes) -> str:
@@ -99,10 +138,24 @@ class CompletionLogprobs:
                 self._offset += len(self._decoder.decode(token.bytes))
         return lists
 
+    def written(self, tokens: Sequence[TokenLogprob | Unscored]) -> dict[str, orjson.Fragment]:
+        """Return the format's four lists for a whole answer, serialized."""
+        written = WrittenLists()
+        for piece in _in_pieces(tokens):
+            written.add(**self.piece(piece))
+        return written.fields()
 
-def prompt_logprobs(tokens: Sequence[TokenLogprob], num_top: int, start: int = 0) -> list[dict[str, Any] | None]:
-    """Return vLLM's format for a prompt, by token id. ``tokens`` start at position ``start``, which is at least 1."""
-    return [*[None] * max(1, start), *(_by_id(token, num_top) for token in tokens)]
+
+def prompt_logprobs(tokens: Sequence[TokenLogprob], num_top: int, start: int = 0) -> orjson.Fragment:
+    """Return vLLM's format for a prompt, by token id, as a serialized list.
+
+    ``tokens`` start at position ``start``, which is at least 1.
+    """
+    written = WrittenLists()
+    written.add(scored=[None] * max(1, start))
+    for piece in _in_pieces(tokens):
+        written.add(scored=[_by_id(token, num_top) for token in piece])
+    return written["scored"]
 
 
 def _by_id(token: TokenLogprob, num_top: int) -> dict[str, Any]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import APIRouter, Request, Response
 
 from ...engine.errors import RequestError
 from ..generate.beam_reads import BeamReader
 from ..generate.build_request import chat_request
 from ..generate.chat_answers import ChatChunks, chat_body
-from ..generate.envelope import Envelope, chunk_events, json_response
+from ..generate.envelope import Envelope, chunk_events, long_response
 from ..generate.sse import EventStream
 from ..generate.streams import at_intervals, collect, generate, silenced, while_connected
 from ..observe.token_usage import UsageCount
@@ -39,4 +41,5 @@ async def create_chat_completion(body: ChatRequest, request: Request, state: Sta
         events = chunk_events(at_intervals(deltas, state.options.stream_interval), chunks, usage)
         return EventStream(events, state.options.stream_heartbeat)
     outputs = await while_connected(request.receive, collect(deltas))
-    return json_response(chat_body(body, envelope, outputs, usage, plan, prepared.tokens))
+    build = partial(chat_body, body, envelope, outputs, usage, plan, prepared.tokens)
+    return await long_response(build, outputs.values())

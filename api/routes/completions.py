@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import APIRouter, Request, Response
 
 from ..generate.beam_reads import BeamReader
 from ..generate.build_request import completion_requests, echoed_prompts
 from ..generate.completion_answers import CompletionChunks, completion_body
-from ..generate.envelope import Envelope, chunk_events, json_response
+from ..generate.envelope import Envelope, chunk_events, long_response
 from ..generate.sse import EventStream
 from ..generate.streams import at_intervals, collect, generate, silenced, while_connected
 from ..observe.token_usage import UsageCount
@@ -38,4 +40,5 @@ async def create_completion(body: CompletionRequest, request: Request, state: St
         events = chunk_events(at_intervals(deltas, state.options.stream_interval), chunks, usage)
         return EventStream(events, state.options.stream_heartbeat)
     outputs = await while_connected(request.receive, collect(deltas))
-    return json_response(completion_body(body, envelope, prompts, outputs, usage))
+    build = partial(completion_body, body, envelope, prompts, outputs, usage)
+    return await long_response(build, outputs.values())
