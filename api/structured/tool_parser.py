@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -21,6 +21,7 @@ import orjson
 from .argument_syntax import ArgumentReader, JsonReader, argument_reader
 from .cut_json import completed_object
 from .input_reader import InputReader
+from .mark_search import MarkSearch
 from .tool_formats import NAME, WRITTEN_IDS, CallIds, ToolFormat
 from .tool_plan import Arguments, CallStart, Content, Event, ParsedCall, Reading, ToolPlan
 
@@ -87,6 +88,8 @@ class ToolParser:
         if self._form.recipient_mark:
             heads = tuple(self._form.recipient_mark + self._form.head(name) for name in plan.arguments)
             self._triggers = (*heads, *(self._part_end + head for head in heads if self._part_end))
+        self._trigger_search = MarkSearch(self._triggers)
+        self._content_ends = MarkSearch((*self._triggers, self._closing))
         self._events: list[Event] = []
         self._num_calls = 0
         self._ids: set[str] = set()
@@ -162,7 +165,7 @@ class ToolParser:
             self._add_content(before)
             self._buffer, self._state = rest, self._begin_answer
             return True
-        self._add_certain_content((end,))
+        self._add_certain_content(MarkSearch((end,)))
         return False
 
     def _first_text(self) -> bool:
@@ -176,17 +179,17 @@ class ToolParser:
     def _text(self) -> bool:
         if self._after_call:
             self._buffer = self._buffer.lstrip()
-        found = [at for at in map(self._buffer.find, self._triggers) if at >= 0]
-        if found:
-            self._add_content(self._buffer[: min(found)].rstrip())
-            self._buffer = self._buffer[min(found) :]
+        found = self._trigger_search.find(self._buffer)
+        if found >= 0:
+            self._add_content(self._buffer[:found].rstrip())
+            self._buffer = self._buffer[found:]
             self._state = self._opening
             return True
         if self._is_closed():
             self._add_content(self._buffer.partition(self._closing)[0])
             self._buffer, self._state = "", self._nothing
             return False
-        self._add_certain_content((*self._triggers, self._closing) if self._closing else self._triggers)
+        self._add_certain_content(self._content_ends)
         return False
 
     @property
@@ -199,13 +202,9 @@ class ToolParser:
         at = self._buffer.find(self._closing) if self._closing else -1
         return at >= 0 and not self._form.trigger.startswith(self._buffer[at:])
 
-    def _add_certain_content(self, triggers: Sequence[str]) -> None:
-        """Emit the text, except for a possible beginning of a trigger and the white space before it."""
-        sizes = range(max(map(len, triggers)) - 1, 0, -1)
-        begins = (
-            size for size in sizes if any(self._buffer.endswith(each[:size]) for each in triggers if size < len(each))
-        )
-        kept = next(begins, 0)
+    def _add_certain_content(self, marks: MarkSearch) -> None:
+        """Emit the text, except for a possible beginning of a mark and the white space before it."""
+        kept = marks.num_held(self._buffer)
         certain = self._buffer[: len(self._buffer) - kept].rstrip()
         self._add_content(certain)
         self._buffer = self._buffer[len(certain) :]
