@@ -11,6 +11,7 @@ passes, the answer is returned without validation.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -110,18 +111,28 @@ class OutputCheck:
 
 
 class OutputValidators:
-    """Cache of the most recently used validators, by grammar. Belongs to one event loop."""
+    """Cache of the most recently used validators, by grammar. Belongs to one event loop.
+
+    Sixteen answers to a request, or hundreds of calls in one answer, may end in the same step. So all validations in
+    one turn of the event loop share the limit on the work; the others wait for the next turn.
+    """
 
     def __init__(self) -> None:
         self._cache = SizedCache(MOST_BYTES)
+        self._work = 0.0  # Work of the validations in this turn of the event loop.
 
     async def is_valid(self, spec: GrammarSpec, text: str) -> bool:
         """Return whether a finished text is JSON that matches ``spec``. Long validations run in another process."""
         if len(text) < _LONG_TEXT and len(spec.content) < _LONG_SCHEMA:
+            while self._work >= _MOST_WORK:
+                await asyncio.sleep(0)
+            validator = self._validator(spec)
             try:
-                return self._validator(spec).is_valid(text, _MOST_WORK)
+                return validator.is_valid(text, _MOST_WORK)
             except TooMuchWork:
                 pass
+            finally:
+                self._count(validator.work)
         try:
             return await POOL.off_loop(lambda: _is_valid_elsewhere(spec, text))
         except ProgramRefused as error:
@@ -131,6 +142,15 @@ class OutputValidators:
             # The answer was generated under its grammar, so it is returned without validation.
             logger.warning("a structured answer could not be validated: %s", error)
             return True
+
+    def _count(self, work: float) -> None:
+        """Count the work of a validation in this turn of the event loop."""
+        if not self._work:
+            asyncio.get_running_loop().call_soon(self._begin_turn)
+        self._work += max(work, 1.0)
+
+    def _begin_turn(self) -> None:
+        self._work = 0.0
 
     def _validator(self, spec: GrammarSpec) -> AnswerValidator:
         validator: AnswerValidator | None = self._cache.get(spec.key)

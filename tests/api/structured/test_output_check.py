@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections import Counter
 from typing import Any
 
 import jsonschema
@@ -127,3 +129,29 @@ async def test_a_long_answer_that_does_not_match_is_found() -> None:
     validators = OutputValidators()
     assert await validators.is_valid(spec, json.dumps([1] * 1_000))
     assert not await validators.is_valid(spec, json.dumps([*[1] * 1_000, "a"]))
+
+
+async def test_validations_that_meet_do_not_add_up_on_the_event_loop() -> None:
+    """One costs a few milliseconds; 128 calls of an answer in one turn of the loop would stop it for half a second."""
+    spec = GrammarSpec.json_schema({"anyOf": [*[{"minProperties": 2}] * 400, {"type": "object"}]})
+    validators, done, turns = OutputValidators(), [], 0
+
+    async def validate() -> None:
+        assert await validators.is_valid(spec, "{}")
+        done.append(turns)
+
+    async def answer() -> None:
+        for _ in range(10):
+            await validate()
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.ensure_future(count())
+    await asyncio.gather(answer(), *(validate() for _ in range(60)))
+    counting.cancel()
+    in_a_turn = max(Counter(done).values())
+    assert len(done) == 70 and in_a_turn <= 20
