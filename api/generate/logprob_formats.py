@@ -20,8 +20,10 @@ T = TypeVar("T")
 FLOOR = -9999.0
 """OpenAI's number for "very unlikely". It replaces minus infinity, which JSON does not have."""
 PIECE = 256
-"""Number of positions whose logprobs are serialized at once. With 20 logprobs each, this takes a millisecond or two, for
-which orjson holds the interpreter's lock (GIL)."""
+"""Number of positions whose logprobs are serialized at once.
+
+With 20 logprobs each, this takes a millisecond or two, for which orjson holds the interpreter's lock (GIL).
+"""
 
 
 def _finite(logprob: float) -> float:

@@ -156,6 +156,7 @@ class _ThoughtCount:
         self._may_follow = form.in_messages  # Whether more reasoning may follow after reasoning has ended.
         # Tokens of a possible start mark; None once it is known whether they are the mark.
         self._first: list[bytes] | None = []
+        self._begun = b""  # Text of these tokens without the white space at its beginning.
         self._tail = b""  # Last bytes of the reasoning, in which the end mark may have begun.
         # Offsets in the reasoning's bytes at which the last tokens start.
         self._starts: deque[int] = deque(maxlen=len(self._end))
@@ -175,7 +176,8 @@ class _ThoughtCount:
             self._think(data)
             return
         self._first.append(data)
-        text = b"".join(self._first).lstrip(_BLANKS.encode())
+        # An answer may begin with any amount of white space, so it is not joined again for each token.
+        self._begun = text = (self._begun + data).lstrip(_BLANKS.encode())
         if text.startswith(self._start):
             self._first = None
             if rest := text[len(self._start) :]:
@@ -195,7 +197,7 @@ class _ThoughtCount:
             self._num_tokens -= sum(start >= mark for start in self._starts)
             self._has_ended = not self._may_follow
             if self._may_follow:
-                self._first, self._is_open = [], False
+                self._first, self._begun, self._is_open = [], b"", False
                 self._starts.clear()
                 window = b""
         self._num_bytes += len(data)
