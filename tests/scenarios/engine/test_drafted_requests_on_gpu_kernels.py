@@ -25,7 +25,7 @@ from rootgraft.lora.prepare_factors import PreparedAdapter
 # Attention leaves the memory of tokens that pad a step as it was, and what follows computes with it.
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")
 
-FEW_PAGES = 12
+FEW_PAGES = 10
 
 
 @pytest.fixture
