@@ -19,6 +19,9 @@ from .keywords import KEYWORDS
 
 MAX_ALTERNATIVES = 256
 MAX_LITERALS = 20_000
+# Limit of the questions whether a conjunction is empty that are asked inside each other. Behind references each one may
+# be about another conjunction than the one before; further ones count as satisfiable.
+MAX_ASKED = 40
 _APPLICATORS = ("anyOf", "oneOf", "allOf", "if", "dependencies", "dependentSchemas", "not", "$ref")
 Alternatives: TypeAlias = "list[Alternative] | tuple[Alternative, ...]"
 
@@ -54,7 +57,7 @@ class Subschemas(ABC):
         self._narrowed: dict[int, tuple[Narrowing, ...]] = {}
         self._open: list[int] = []
         self._empty: dict[Conj, bool] = {}
-        self._asked: set[Conj] = set()  # whether they are empty
+        self._asked: set[Conj] = set()  # whether they are empty, or admit a name
         self._frame = 0
 
     @abstractmethod
@@ -96,7 +99,7 @@ class Subschemas(ABC):
         return self._nonempty(parts[0]) if len(parts) == 1 else self.product(parts, conj)
 
     def is_empty(self, conj: Conj) -> bool:
-        """Return whether surely nothing satisfies a conjunction; a recursion counts as satisfiable."""
+        """Return whether surely nothing satisfies a conjunction; a deep or endless question counts as satisfiable."""
         if -1 in conj or _is_contradiction(conj):
             return True
         if len(conj) < 2 or conj in self._asked:
@@ -104,6 +107,8 @@ class Subschemas(ABC):
         known = self._empty.get(conj)
         if known is not None:
             return known
+        if len(self._asked) >= MAX_ASKED:
+            return False
         frame, self._frame = self._frame, len(self._open)
         self._asked.add(conj)
         try:
@@ -117,16 +122,18 @@ class Subschemas(ABC):
 
     def admits_name(self, names: Conj, name: str) -> bool:
         """Return whether a key satisfies ``propertyNames`` (true while that is still being computed)."""
-        if names == ALWAYS:
+        if names == ALWAYS or names in self._asked:
             return True
         only = Alternative(STRING, strings=Strings(values=(name,)))
         frame, self._frame = self._frame, len(self._open)
+        self._asked.add(names)
         try:
             return any((alternative & only).types for alternative in self.conjunction(names))
         except _Recursion:
             return True
         finally:
             self._frame = frame
+            self._asked.discard(names)
 
     def narrowings_of(self, conj: Conj) -> tuple[Narrowing, ...]:
         return tuple(each for literal in conj for each in self._narrowed.get(literal, ()))

@@ -271,6 +271,5 @@ def test_a_mask_of_ebnf_has_no_bit_beyond_the_vocabulary(grammars, vocabulary):
     compiled = compile(GrammarSpec.ebnf('root ::= [^"]* | [^a] "b"'), vocabulary)
     matcher = compiled.matcher()
     assert max(grammars.allowed(matcher)) < len(vocabulary.tokens)
-    assert matcher.copy().accept(ord("b")) and not matcher.copy().accept(ord('"'))
     assert all(matcher.copy().accept(token) for token in grammars.allowed(matcher))
     assert grammars.admits(compiled, "aé b") and grammars.admits(compiled, '"b') and not grammars.admits(compiled, '"c')

@@ -87,3 +87,38 @@ def test_nothing_holds_and_fails_a_recursive_schema(grammars, part):
     schema = {"$ref": "#/$defs/part", "not": {"$ref": "#/$defs/part"}, "$defs": {"part": RECURSIVE[part]}}
     with pytest.raises(GrammarError, match="no finite value"):
         grammars.schema(schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"required": ["b"], "propertyNames": {"$ref": "#"}},
+        {"required": ["b"], "propertyNames": {"anyOf": [{"$ref": "#"}, {"maxLength": 1}]}},
+        {
+            "$ref": "#/$defs/d",
+            "$defs": {
+                "d": {"required": ["b"], "allOf": [{"minProperties": 1, "propertyNames": {"$ref": "#/$defs/d"}}]}
+            },
+        },
+    ],
+)
+def test_names_that_are_to_be_valid_under_the_schema_itself(grammars, schema):
+    """Whether a required name is admitted was asked again inside of itself, without end."""
+    compiled = grammars.schema(schema)
+    assert all(grammars.admits(compiled, text) for text in ('{"b":1}', '{"b":{"b":[]}}', '"b"'))
+    assert not any(grammars.admits(compiled, text) for text in ("{}", '{"a":1}'))
+
+
+def test_a_long_chain_of_parts_that_two_keywords_describe_is_followed(grammars):
+    """Whether the last one can exist was asked inside of the questions about all others, more than the stack holds."""
+    parts = {
+        f"d{index}": {
+            "required": ["a"],
+            "properties": {"a": {"$ref": f"#/$defs/d{index + 1}"}},
+            "patternProperties": {"a": {}},
+        }
+        for index in range(300)
+    }
+    compiled = grammars.schema({"type": "object", "$ref": "#/$defs/d0", "$defs": parts | {"d300": {"const": 1}}})
+    matcher = compiled.matcher()
+    assert grammars.allowed(matcher)
