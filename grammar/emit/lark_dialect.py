@@ -105,6 +105,7 @@ def _class_end(source: str, at: int) -> int:
 
 
 def _class(source: str, at: int, end: int, flags: str) -> str:
+    """Return the class between two positions as Rust reads it alike. Raises GrammarError for an ambiguous one."""
     begin = _BEGIN.match(source, at)
     found = [begin[0]] if begin is not None else []
     at = begin.end() if begin is not None else at
@@ -145,6 +146,7 @@ def _closes(source: str, at: int) -> bool:
 
 
 def _ambiguous(source: str, part: str, one: str, other: str) -> GrammarError:
+    """Return the error for a part of a class that has one meaning in Rust and another one in Python."""
     escaped = "".join(f"\\{char}" for char in part)
     return GrammarError(
         "lark",

@@ -105,6 +105,7 @@ class XgrammarBackend:
         self._size = size
 
     def fill(self, row: Row) -> None:
+        """See ``BackendState.fill``."""
         if not self._matcher.fill_next_token_bitmask(row.reshape(1, -1), 0):
             row[:] = -1
         if beyond := -self._size % 32:
