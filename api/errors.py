@@ -278,14 +278,15 @@ _WANTED = {
     "less_than_equal": "at most {le}",
     "string_too_short": "at least {min_length} characters long",
     "string_too_long": "at most {max_length} characters long",
-    "too_short": "a list of at least {min_length}",
-    "too_long": "a list of at most {max_length}",
+    "too_short": "a list of at least {items}",
+    "too_long": "a list of at most {items}",
     "literal_error": "one of {expected}",
 }
 
 
 def _wanted(kind: str, context: Mapping[str, Any]) -> str:
-    return _WANTED.get(kind, "valid").format(**context)
+    count = context.get("min_length" if kind == "too_short" else "max_length")
+    return _WANTED.get(kind, "valid").format(**context, items=f"{count} item" if count == 1 else f"{count} items")
 
 
 def _param(location: Sequence[str | int]) -> str | None:

@@ -7,6 +7,7 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
+from ...engine.errors import UnknownModel
 from ...engine.text.prompt_cache import Owner
 from ..access.caller import Caller
 from ..generate.build_request import completion_requests
@@ -75,7 +76,11 @@ async def tgi_info(state: State, _caller: CallerOf) -> Response:
 async def _generate(
     body: TgiRequest, request: Request, state: ServerState, caller: Caller, *, stream: bool
 ) -> Response:
-    target = await state.models.find(body.parameters.adapter_id, caller)
+    try:
+        target = await state.models.find(body.parameters.adapter_id, caller)
+    except UnknownModel as error:
+        error.param = "parameters.adapter_id"
+        raise
     with NAMES.naming_errors():
         prompt = await _prompt(body, target, caller)
         completion = await beside_loop(partial(body.as_completion, prompt, stream=stream))

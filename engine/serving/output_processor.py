@@ -52,7 +52,8 @@ class Finish:
         usage: the engine's token counts. If a stop string ended the sequence, tokens after the stop string are not
             counted.
         stop_reason: the stop string or the token of ``stop_token_ids`` that ended the sequence; None for the model's
-            own end token and for every other reason (as in vLLM's field of this name).
+            own end token, also if ``stop_token_ids`` names it, and for every other reason (as in vLLM's field of this
+            name). With ``ignore_eos``, a named end token is like any other.
         stats: the engine's measurements of the sequence.
         is_limited: whether the token budget changed a structured answer: without the budget, the model would have
             sampled other tokens.
@@ -235,7 +236,7 @@ class OutputProcessor:
             prompt=self.prompt,
             pooled=message.pooled,
             allowed=message.allowed[: count if self.stopped else None],
-            pieces=tuple(texts) if message.logprobs and count > 1 else (),
+            pieces=tuple(texts) if 1 < count <= len(message.logprobs) else (),
         )
 
     def _read(self, tokens: tuple[int, ...]) -> tuple[list[str], int]:
@@ -279,8 +280,10 @@ class OutputProcessor:
             return Finish(FinishReason.STOP, _cut(done.usage, self._num_tokens), self._stop, done.stats)
         if self._expired and done.reason is FinishReason.ABORT:
             return Finish(FinishReason.TIMEOUT, done.usage, stats=done.stats)
-        is_requested = done.stop_token in self._request.params.stop_token_ids
-        stop_reason = done.stop_token if is_requested else None
+        params = self._request.params
+        # As in vLLM, the model's own end token is no requested one, unless only the request lets it end the answer.
+        is_own = done.stop_token in self._tokenizer.eos_ids and not params.ignore_eos
+        stop_reason = done.stop_token if done.stop_token in params.stop_token_ids and not is_own else None
         return Finish(
             done.reason, done.usage, stop_reason, done.stats, self._is_limited or done.is_limited, done.stop_token
         )

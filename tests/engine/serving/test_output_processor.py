@@ -116,11 +116,17 @@ def test_drafts_behind_a_stop_string_do_not_count(tiny: Tokenizer, portions: lis
     assert max(told["completion_tokens_details"].values()) <= told["completion_tokens"] == count.counts().completion
 
 
+@pytest.mark.parametrize("ignores", [False, True])
 @pytest.mark.parametrize(
     ("stop_token", "stop_token_ids", "reason"), [(2, (), None), (2, (2,), 2), (9, (2, 9), 9), (None, (2,), None)]
 )
-def test_stop_tokens(tiny: Tokenizer, stop_token: int | None, stop_token_ids: tuple[int, ...], reason: Any) -> None:
-    request = replace(REQUEST, params=replace(REQUEST.params, stop_token_ids=stop_token_ids))
+def test_stop_tokens(
+    tiny: Tokenizer, stop_token: int | None, stop_token_ids: tuple[int, ...], reason: Any, ignores: bool
+) -> None:
+    """The model's own end token, 2, is a reason only if it ends an answer by the request alone."""
+    assert 2 in tiny.eos_ids and 9 not in tiny.eos_ids
+    reason = None if reason == 2 and not ignores else reason
+    request = replace(REQUEST, params=replace(REQUEST.params, stop_token_ids=stop_token_ids, ignore_eos=ignores))
     end = done(reason=FinishReason.STOP, stop_token=stop_token)
     finish = run(tiny, request, [[50]], end)[-1].finish
     assert finish is not None

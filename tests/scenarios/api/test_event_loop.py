@@ -236,7 +236,7 @@ def test_of_a_long_value_the_beginning_is_quoted(live: Live) -> None:
     messages = [{"role": "user", "content": "x"}] * 5_000
     with live.http() as http:
         message = http.post(CHAT, json={"messages": messages}).json()["error"]["message"]
-    assert message == f"'messages' must be a list of at most 4096, not {json.dumps(messages)[:40]}...."
+    assert message == f"'messages' must be a list of at most 4096 items, not {json.dumps(messages)[:40]}...."
 
 
 def test_many_tokens_are_decoded_on_another_thread(live: Live, threads: list[bool]) -> None:
