@@ -32,13 +32,13 @@ KEY: Final = "quantization_config"
 _WHERE: Final = f"config.json: {KEY}"
 _GPTQ_FILE: Final = "quantize_config.json"  # File of AutoGPTQ from before transformers read its keys from config.json.
 _MODELOPT_FILE: Final = "hf_quant_config.json"
-FILES: Final = (_GPTQ_FILE, _MODELOPT_FILE)
+_QUANTO_FILE: Final = "quanto_qmap.json"
+FILES: Final = (_GPTQ_FILE, _MODELOPT_FILE, _QUANTO_FILE)
 """Files beside ``config.json`` that say how weights are quantised."""
 
 KvScaleForm = Literal["int8", "fp8"]
 """Numbers that a checkpoint's static scales of keys and values are made for."""
 
-_SCHEME_KEYS: Final = ("quant_type", "weights", "quant_config")  # Keys of torchao, quanto and HQQ.
 _REGEX: Final = "re:"
 _MOST_PATTERNS: Final = 10_000
 _GROUPS: Final = (16, 32, 64, 128, 256, 512, 1024)
@@ -52,6 +52,7 @@ class Scheme:
         bits: number of bits of an integer.
         group: number of inputs that share a scale; None if the shape of the scales shows it: rows, blocks, or all.
         symmetric: whether there are no zero points, or they have no effect.
+        has_zeros: whether a symmetric scheme stores zero points, which must be 0.
         rounds_inputs: whether the model was made for activations in integers of 8 bits.
     """
 
@@ -60,6 +61,7 @@ class Scheme:
     group: int | None = None
     symmetric: bool = True
     rounds_inputs: bool = False
+    has_zeros: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +135,7 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
         method = "modelopt" if "quant_algo" in found else "compressed-tensors"
     read = _METHODS.get(method) if isinstance(method, str) else None
     if read is None:
-        raise ModelError(
-            f"{_WHERE}: quant_method {quoted(method)}{_scheme_name(found)} is not supported; {', '.join(_METHODS)} are."
-        )
+        raise ModelError(f"{_WHERE}: quant_method {quoted(method)} is not supported; {', '.join(_METHODS)} are.")
     return Quantization(str(method), read(fields), _kv_form(fields))
 
 
@@ -155,15 +155,6 @@ def _kv_form(fields: Fields) -> KvScaleForm | None:
     return _KV_ALGORITHMS.get(str(algorithm))
 
 
-def _scheme_name(found: Mapping[str, Any]) -> str:
-    """Return the scheme that a config of torchao, quanto or HQQ names, to refuse it by its name."""
-    scheme = next((found[key] for key in _SCHEME_KEYS if found.get(key)), None)
-    if isinstance(scheme, dict):  # torchao's {"default": {"_type": "Int4WeightOnlyConfig", ...}}
-        inner = scheme.get("default", scheme)
-        scheme = inner.get("_type", "") if isinstance(inner, dict) else inner
-    return f" with {quoted(scheme)}" if scheme else ""
-
-
 def with_quantization_files(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return a ``config.json`` with the quantisation from files beside it, if it has none itself.
 
@@ -177,6 +168,8 @@ def with_quantization_files(config: dict[str, Any], folder: Path) -> dict[str, A
     if (folder / _MODELOPT_FILE).is_file():
         inner = _object(folder / _MODELOPT_FILE).get("quantization")
         return config | {KEY: {"quant_method": "modelopt"} | (inner if isinstance(inner, dict) else {})}
+    if (folder / _QUANTO_FILE).is_file():
+        return config | {KEY: {"quant_method": "quanto", "modules": _object(folder / _QUANTO_FILE)}}
     return config
 
 
@@ -300,6 +293,89 @@ def _mxfp4(fields: Fields) -> tuple[_Rule, ...]:
     return _everywhere(Scheme("mxfp4", 4, 32))
 
 
+def _quanto(fields: Fields) -> tuple[_Rule, ...]:
+    """Read the map from modules to types of weights that optimum-quanto writes beside its tensors."""
+    modules = fields.values.get("modules")
+    if not isinstance(modules, dict) or not all(isinstance(each, dict) for each in modules.values()):
+        raise fields.wrong("modules", f"an object of objects, as in {_QUANTO_FILE}")
+    by_type: dict[str, list[str]] = {}
+    schemes = {"qint8": Scheme("int8"), "qfloat8": Scheme("float8"), "qfloat8_e4m3fn": Scheme("float8")}
+    for name, values in modules.items():
+        kind = values.get("weights")
+        if not isinstance(kind, str) or kind not in schemes:
+            raise ModelError(f"{_QUANTO_FILE}: weights {quoted(kind)} are not supported; {', '.join(schemes)} are.")
+        by_type.setdefault(kind, []).append(name)
+    if not by_type:
+        return ()
+    if len(by_type) == 1:
+        return _everywhere(schemes[next(iter(by_type))])
+    if len(modules) > _MOST_PATTERNS:
+        raise fields.wrong("modules", f"an object of at most {_MOST_PATTERNS} modules with several types of weights")
+    return tuple(_Rule(tuple(names), schemes[kind]) for kind, names in by_type.items())
+
+
+def _torchao(fields: Fields) -> tuple[_Rule, ...]:
+    """Read torchao's configs whose tensors hold a number in each byte: INT8, E4M3, and integers of fewer bits.
+
+    A config for each module (``FqnToConfig``) is keyed by names, patterns that match whole names, and ``_default``.
+    """
+    found = fields.values.get("quant_type")
+    if not isinstance(found, dict) or found.keys() != {"default"}:
+        raise fields.wrong("quant_type", "an object with the key default, as transformers writes it for safetensors")
+    kind, values = _torchao_config(fields, found["default"], "quant_type.default")
+    if kind not in ("FqnToConfig", "ModuleFqnToConfig"):
+        return _everywhere(_torchao_scheme(kind, values))
+    listed = values.values.get("fqn_to_config") or values.values.get("module_fqn_to_config")
+    if not isinstance(listed, dict) or len(listed) > _MOST_PATTERNS:
+        raise values.wrong("fqn_to_config", f"an object of at most {_MOST_PATTERNS} configs")
+    rules = []
+    for name, config in listed.items():
+        if config is None:
+            continue  # These modules have plain weights.
+        scheme = _torchao_scheme(*_torchao_config(values, config, f"fqn_to_config.{shortened(name)}"))
+        if name.startswith(_REGEX):
+            name = f"{_REGEX}(?:{name.removeprefix(_REGEX)})$"
+            _check_pattern(name.removeprefix(_REGEX), values.where)
+        rules.append(_Rule(("Linear" if name == "_default" else name.removesuffix(".weight"),), scheme))
+    return tuple(rules)
+
+
+def _torchao_config(fields: Fields, value: Any, name: str) -> tuple[str, Fields]:
+    """Return the type of a serialised config of torchao, and its fields."""
+    if not isinstance(value, dict) or not isinstance(value.get("_data"), dict):
+        raise ModelError(f"{fields.where}: {name} must be an object with _type and _data, not {quoted(value)}.")
+    return str(value.get("_type")), Fields(value["_data"], f"{fields.where}: {name}")
+
+
+def _torchao_scheme(kind: str, values: Fields) -> Scheme:
+    match kind:
+        case "Int8WeightOnlyConfig":
+            return Scheme("int8", 8, _group(values), has_zeros=True)
+        case "Int8DynamicActivationInt8WeightConfig":
+            return Scheme("int8", rounds_inputs=True, has_zeros=True)
+        case "Float8WeightOnlyConfig" | "Float8DynamicActivationFloat8WeightConfig":
+            dtype = values.values.get("weight_dtype")
+            if dtype is not None and dtype != {"_data": "float8_e4m3fn", "_type": "torch.dtype"}:
+                raise values.wrong("weight_dtype", "float8_e4m3fn")
+            return Scheme("float8")
+        case "IntxWeightOnlyConfig" | "Int8DynamicActivationIntxWeightConfig":
+            prefix = "weight_" if kind.startswith("Int8") else ""
+            packing = values.values.get("intx_packing_format")
+            if not isinstance(packing, dict) or packing.get("_data") != "UNPACKED_TO_INT8":
+                raise values.wrong("intx_packing_format", "UNPACKED_TO_INT8")
+            mapping = values.values.get(f"{prefix}mapping_type")
+            if not isinstance(mapping, dict) or mapping.get("_data") not in ("SYMMETRIC", "ASYMMETRIC"):
+                raise values.wrong(f"{prefix}mapping_type", "SYMMETRIC or ASYMMETRIC")
+            _, granularity = _torchao_config(values, values.values.get(f"{prefix}granularity"), f"{prefix}granularity")
+            symmetric = mapping["_data"] == "SYMMETRIC"
+            return Scheme("int8", 8, _group(granularity), symmetric, has_zeros=symmetric)
+    raise ModelError(
+        f"{values.where}: torchao's {quoted(kind)} is not supported; Int8WeightOnlyConfig, "
+        "Int8DynamicActivationInt8WeightConfig, Float8WeightOnlyConfig, Float8DynamicActivationFloat8WeightConfig, "
+        "IntxWeightOnlyConfig, Int8DynamicActivationIntxWeightConfig and FqnToConfig of these are."
+    )
+
+
 def _compressed_tensors(fields: Fields) -> tuple[_Rule, ...]:
     groups = fields.values.get("config_groups")
     if not isinstance(groups, dict) or not all(isinstance(each, dict) for each in groups.values()):
@@ -379,4 +455,6 @@ _METHODS: Final = {
     "bitsandbytes": _bitsandbytes,
     "mxfp4": _mxfp4,
     "mxfp8": _mxfp8,
+    "torchao": _torchao,
+    "quanto": _quanto,
 }

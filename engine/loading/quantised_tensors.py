@@ -1,4 +1,4 @@
-"""Decode the quantised matrices of folders in Hugging Face format: GPTQ, AWQ, compressed-tensors, FP8, bitsandbytes.
+"""Decode the quantised matrices of folders in Hugging Face format: GPTQ, AWQ, compressed-tensors, FP8 and others.
 
 A weight w [N, K] of a module is stored as several tensors, its *parts*. A part is named here by the suffix that follows
 the module's name. With q the stored integer, z a zero point, s a scale, and g the group of an input:
@@ -7,6 +7,7 @@ the module's name. With q the stored integer, z a zero point, s a scale, and g t
     awq            like gptq, with another order of the eight integers in a word
     packed, int8   w[n, k] = s[n, g(k)] (q[n, k] - z[n, g(k)])     weight_packed or weight, weight_scale
     float8         w[n, k] = s q[n, k], s of the matrix, a row, or a block
+                   int8 and float8 are torchao's and optimum-quanto's, too, under other names (``usual_part``)
     nvfp4          w[n, k] = q[n, k] s[n, k / 16] / f, q in E2M1, s in E4M3, one f for the matrix (ModelOpt: times f)
     mxfp4_packed   w[n, k] = q[n, k] 2^(e[n, k / 32] - 127)
     bnb_4bit       w = table[q] s[block], blocks of the flat matrix; scales may be quantised once more
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -101,6 +103,20 @@ WITHOUT_EFFECT: Final = frozenset(
 """Parts that do not change a weight: they specify how activations and cached keys and values may be quantised.
 
 Scales of keys and values are read separately (``kv_scales``); the others are not used."""
+
+
+# How torchao and optimum-quanto name the parts of a weight.
+_OTHER_PART: Final = re.compile(r"\.(?:_weight_(qdata|scale|zero_point)|weight\._(data|scale))$")
+
+
+def usual_part(stored: str) -> str:
+    """Return the usual name of a part of a matrix that torchao or quanto has stored, any other name unchanged."""
+
+    def usual(found: re.Match[str]) -> str:
+        part = found[1] or found[2]
+        return ".weight" if part in ("qdata", "data") else f".weight_{part}"
+
+    return _OTHER_PART.sub(usual, stored)
 
 
 def part_names(quantization: Quantization | None) -> tuple[str, ...]:
@@ -677,16 +693,23 @@ def _packed_groups(parts: _Checked, found: Tensor, width: int, groups: int) -> T
 def _int8_shape(parts: _Checked) -> tuple[int, int]:
     rows, width = parts.shape("weight", 2, "I8")
     groups = _check_scales(parts, rows, width)
-    if not parts.scheme.symmetric:
+    if not parts.scheme.symmetric or _has_zeros(parts):
         shapes = ((rows, groups), (rows,), (1,), (), (1, 1)) if groups == 1 else ((rows, groups),)
         parts.check("weight_zero_point", *shapes, dtypes=("I8",))
     return rows, width
+
+
+def _has_zeros(parts: _Checked) -> bool:
+    """Return whether there are zero points that must be 0."""
+    return parts.scheme.has_zeros and parts.has("weight_zero_point")
 
 
 def _open_int8(parts: _Checked) -> Opened:
     rows, _ = _int8_shape(parts)
     numbers, scales = parts.tensor("weight"), _row_scales(parts, rows)
     zeros = torch.zeros_like(scales)
+    if _has_zeros(parts) and bool(parts.tensor("weight_zero_point").any()):
+        raise parts.malformed("weight_zero_point has other values than 0 in a symmetric scheme")
     if not parts.scheme.symmetric:
         found = parts.tensor("weight_zero_point").float()
         zeros = found.reshape(1, 1).expand(rows, 1) if found.numel() == 1 else found.reshape(rows, -1)

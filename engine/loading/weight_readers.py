@@ -36,7 +36,7 @@ from .dequantise import dequantise
 from .gguf_numbers import GROUPED_TYPES, gguf_numbers, grouped_bits
 from .gguf_orders import column_orders, row_orders
 from .matrix_cuts import RowPieces
-from .quantised_tensors import PARTS, WITHOUT_EFFECT, QuantisedTensor, View, part_names
+from .quantised_tensors import PARTS, WITHOUT_EFFECT, QuantisedTensor, View, part_names, usual_part
 from .tensor_names import (
     EMBEDDING,
     GGUF_DELTA_PARTS,
@@ -175,7 +175,8 @@ class SafetensorsFolder:
         for shard, file in files:
             for stored in file.keys():  # noqa: SIM118 (not a dict)
                 if not in_tower(stored, towers):
-                    name = usual_name(language_model_name(stored) if towers else stored, names)
+                    found = usual_part(stored)
+                    name = usual_name(language_model_name(found) if towers else found, names)
                     if stored.endswith(KV_SCALES):
                         self.kv_scales[_in_model(name) if self.is_bare else name] = View(file, stored)
                         continue
@@ -306,7 +307,7 @@ class SafetensorsFolder:
         part = next((each for each in self._part_names if name.endswith(f".{each}")), None)
         if part is None:
             return False
-        module, stored_module = name.removesuffix(f".{part}"), view.stored.removesuffix(f".{part}")
+        module, stored_module = name.removesuffix(f".{part}"), usual_part(view.stored).removesuffix(f".{part}")
         scheme = self._quantization.scheme(stored_module) or self._quantization.scheme(module)
         if scheme is None or part not in PARTS[scheme.layout]:
             return False

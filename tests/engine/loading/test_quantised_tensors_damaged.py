@@ -31,7 +31,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from rootgraft.engine.checkpoint import gguf as gguf_types
 from rootgraft.engine.checkpoint.gguf import GgufFile
-from rootgraft.engine.checkpoint.quantization_config import read_quantization
+from rootgraft.engine.checkpoint.quantization_config import Scheme, read_quantization
 from rootgraft.engine.checkpoint.read_config import read_model_config
 from rootgraft.engine.errors import ModelError
 from rootgraft.engine.loading.load_model import load_model
@@ -364,19 +364,66 @@ def test_a_config_that_lies_about_its_tensors_is_refused(tmp_path: Path) -> None
             folder_of(StoredMatrix(matrix.config | lie, matrix.parts), tmp_path)
 
 
+def torchao_type(kind: str) -> dict[str, object]:
+    """Return a serialised config of torchao without options."""
+    return {"_type": f"{kind}Config", "_version": 2, "_data": {}}
+
+
 @pytest.mark.parametrize(
     ("config", "match"),
     [
+        ({"quant_method": "quanto", "weights": "int8"}, "modules must be an object of objects, as in quanto_qmap.json"),
         (
-            {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int4WeightOnlyConfig"}}},
-            "'torchao' with 'Int4W",
+            {"quant_method": "quanto", "modules": {"m": {"weights": "qint4"}}},
+            "quanto_qmap.json: weights 'qint4' are not supported; qint8, qfloat8, qfloat8_e4m3fn are",
         ),
-        ({"quant_method": "torchao", "quant_type": "int8_weight_only"}, "'torchao' with 'int8_weight_only' is not"),
-        ({"quant_method": "quanto", "weights": "int8"}, "'quanto' with 'int8' is not supported; gptq, awq,"),
-        ({"quant_method": "hqq", "quant_config": []}, "'hqq' is not supported"),
-        ({"quant_method": ["gptq"]}, "is not supported"),
+        ({"quant_method": "hqq", "quant_config": []}, "quant_method 'hqq' is not supported; gptq, awq,"),
+        ({"quant_method": ["gptq"]}, "quant_method .* is not supported"),
     ],
 )
 def test_other_tools_are_refused_by_the_name_of_their_scheme(config: dict[str, object], match: str) -> None:
-    with pytest.raises(ModelError, match=f"quant_method .*{match}"):
+    with pytest.raises(ModelError, match=match):
         read_quantization({"quantization_config": config})
+
+
+@pytest.mark.parametrize(
+    ("config", "match"),
+    [
+        ("int8_weight_only", "quant_type must be an object with the key default"),
+        ({"default": {"_type": "Int4WeightOnlyConfig", "_data": {}}}, "torchao's 'Int4WeightOnlyConfig' is not"),
+        ({"default": {"_type": "Int4WeightOnlyConfig"}}, "quant_type.default must be an object with _type and _data"),
+        ({"default": {"_type": "Int8WeightOnlyConfig", "_data": {"group_size": 48}}}, "group_size must be -1 or one"),
+        (
+            {"default": {"_type": "FqnToConfig", "_data": {"fqn_to_config": {"re:(": torchao_type("Int8WeightOnly")}}}},
+            "the pattern '.*' is not supported",
+        ),
+        (
+            {"default": {"_type": "IntxWeightOnlyConfig", "_data": {"intx_packing_format": {"_data": "OPAQUE"}}}},
+            "intx_packing_format must be UNPACKED_TO_INT8",
+        ),
+    ],
+)
+def test_layouts_of_torchao_that_are_not_read_are_refused_by_name(config: object, match: str) -> None:
+    with pytest.raises(ModelError, match=match):
+        read_quantization({"quantization_config": {"quant_method": "torchao", "quant_type": config}})
+
+
+def test_torchao_names_a_config_for_each_module() -> None:
+    """By whole name or pattern, with or without the parameter's name; null means plain weights."""
+    listed = {
+        "model.layers.0.mlp.up_proj.weight": torchao_type("Int8WeightOnly"),
+        r"re:.*\.mlp\..*": torchao_type("Float8WeightOnly"),
+        "model.layers.1.mlp.up_proj": None,
+        "_default": torchao_type("Int8DynamicActivationInt8Weight"),
+    }
+    config = {"default": {"_type": "FqnToConfig", "_version": 1, "_data": {"fqn_to_config": listed}}}
+    found = read_quantization({"quantization_config": {"quant_method": "torchao", "quant_type": config}})
+    assert found is not None
+    layouts = [
+        found.scheme(f"model.layers.{name}") for name in ("0.mlp.up_proj", "0.mlp.down_proj", "0.self_attn.q_proj")
+    ]
+    assert layouts == [
+        Scheme("int8", has_zeros=True),
+        Scheme("float8"),
+        Scheme("int8", rounds_inputs=True, has_zeros=True),
+    ]

@@ -17,7 +17,7 @@ from rootgraft.engine.checkpoint.gguf import TENSOR_TYPES
 from rootgraft.engine.checkpoint.quantization_config import read_quantization
 from rootgraft.engine.loading.gguf_numbers import GROUPED_TYPES, grouped_bits
 from rootgraft.engine.loading.gguf_repacked import kept_as
-from rootgraft.engine.loading.quantised_tensors import QuantisedTensor, View
+from rootgraft.engine.loading.quantised_tensors import QuantisedTensor, View, usual_part
 from rootgraft.kernels.grouped_weights import pack_grouped
 from rootgraft.kernels.quantised_weights import BLOCK_SIZES
 from support.models.quantised_parts import MATRICES, ROWS, WIDTH, StoredMatrix
@@ -60,7 +60,8 @@ def _folder_row(matrix: StoredMatrix) -> Row:
         file = Path(folder) / "parts.safetensors"
         save_file({name: _as_written(name, part) for name, part in matrix.parts.items()}, file)
         opened = safe_open(file, framework="pt")
-        tensor = QuantisedTensor("m.weight", scheme, {name: View(opened, name) for name in matrix.parts})
+        parts = {usual_part(f"m.{name}").removeprefix("m."): View(opened, name) for name in matrix.parts}
+        tensor = QuantisedTensor("m.weight", scheme, parts)
         blocks, numbers = tensor.block_type, tensor.numbers()
         packed = None if numbers is None else pack_grouped([numbers], _CPU, torch.bfloat16)
     is_float = scheme.layout.startswith("float8")

@@ -43,9 +43,9 @@ The same for all classes above, as each is one decoder over the same ops:
 | LoRA adapters on experts, stacked (`target_parameters`) or one by one | batched, native | batched, Triton; steps with them run without CUDA graphs |
 | experts in MXFP4 (gpt-oss; also in GGUF files) | as stored, with the bits of the widened form | as stored |
 | GPTQ (2, 3, 4, 8 bits, `desc_act`, versions 1 and 2), AWQ (gemm, gemv), compressed-tensors `pack-quantized`, `int-quantized`, `naive-quantized` | integers of 4 bits, and symmetric ones of 8, as stored by the rule of GGUF files, or of 8 bits with scales of rows in these; others widened | as stored, those of 2 and 3 bits in 4 |
-| compressed-tensors `float-quantized`, `nvfp4-pack-quantized`, `mxfp4-pack-quantized`; FP8 by tensor, row or block (DeepSeek V3, Kimi K2, ModelOpt, FBGEMM), or by block of all experts in one tensor (Step 3.5); MXFP8 (MiniMax M3); ModelOpt NVFP4; bitsandbytes NF4, FP4, LLM.int8() | FP8 in its 8 bits, LLM.int8() in its 8, NVFP4 and MXFP4 in their 4, with the bits of the widened form; MXFP8, NF4 and FP4 widened | as stored |
+| torchao's INT8, E4M3 and integers in bytes, optimum-quanto's `qint8` and `qfloat8`; compressed-tensors `float-quantized`, `nvfp4-pack-quantized`, `mxfp4-pack-quantized`; FP8 by tensor, row or block (DeepSeek V3, Kimi K2, ModelOpt, FBGEMM), or by block of all experts in one tensor (Step 3.5); MXFP8 (MiniMax M3); ModelOpt NVFP4; bitsandbytes NF4, FP4, LLM.int8() | FP8 in its 8 bits, LLM.int8() in its 8, NVFP4 and MXFP4 in their 4, with the bits of the widened form; MXFP8, NF4 and FP4 widened | as stored |
 
-Activations are not quantised, whatever a config says.
+Activations are rounded to 8 bits only on a CPU, in bfloat16, for weights of 8 bits that were made for it (W8A8, LLM.int8()); `--quantization widened` keeps them whole.
 
 How weights are kept, by storage and device: [weight forms](../guide/weight-forms.md). Below, bits of a value, and processor time of a row's product, in multiples of bfloat16's ([measured](../../benchmarks/results/README.md)):
 

@@ -39,6 +39,12 @@ def matrix_meant(config: Mapping[str, Any], parts: Parts) -> Numbers:
             return _nvfp4(parts["weight"], parts["weight_scale"], float(parts["weight_scale_2"]))
         case "compressed-tensors":
             return _compressed(config, parts)
+        case "quanto":
+            return _spread(_wide(parts["weight._data"]), _wide(parts["weight._scale"]))
+        case "torchao":
+            zeros = _wide(parts["_weight_zero_point"]) if "_weight_zero_point" in parts else np.zeros(1)
+            numbers = _wide(parts["_weight_qdata"])
+            return _spread(numbers - _spread(np.ones_like(numbers), zeros), _wide(parts["_weight_scale"]))
         case _:
             return _scaled(_wide(parts["weight"]), _wide(parts.get("weight_scale", parts.get("weight_scale_inv"))))
 

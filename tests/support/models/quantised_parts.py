@@ -183,6 +183,51 @@ def _of_compressed(kind: str) -> Callable[[], StoredMatrix]:
     return build
 
 
+def _torchao_config(kind: str, **values: Any) -> dict[str, Any]:
+    """Return the ``quantization_config`` that transformers writes for a config of torchao 0.18."""
+    return {"quant_method": "torchao", "quant_type": {"default": {"_type": kind, "_version": 2, "_data": values}}}
+
+
+def _torchao_int8(kind: str, scales: Tensor) -> StoredMatrix:
+    parts = {
+        "_weight_qdata": torch.randint(-128, 128, (ROWS, WIDTH)).to(torch.int8),
+        "_weight_scale": scales,
+        "_weight_zero_point": torch.zeros(scales.shape, dtype=torch.int8),
+    }
+    return StoredMatrix(_torchao_config(kind, group_size=None), parts)
+
+
+def _torchao_intx(group: int, mapping: str) -> StoredMatrix:
+    shape = ROWS, WIDTH // group
+    zeros = torch.randint(-8, 8, shape) if mapping == "ASYMMETRIC" else torch.zeros(shape)
+    parts = {
+        "_weight_qdata": torch.randint(-8, 8, (ROWS, WIDTH)).to(torch.int8),
+        "_weight_scale": torch.rand(shape).mul(0.01).bfloat16(),
+        "_weight_zero_point": zeros.to(torch.int8),
+    }
+    config = _torchao_config(
+        "IntxWeightOnlyConfig",
+        granularity={"_type": "PerGroup", "_version": 1, "_data": {"group_size": group}},
+        intx_packing_format={"_type": "IntxPackingFormat", "_data": "UNPACKED_TO_INT8"},
+        mapping_type={"_type": "MappingType", "_data": mapping},
+        weight_dtype={"_type": "torch.dtype", "_data": "int4"},
+    )
+    return StoredMatrix(config, parts)
+
+
+def _quanto(kind: str, numbers: Tensor, scales: Tensor) -> StoredMatrix:
+    parts = {"weight._data": numbers, "weight._scale": scales}
+    parts |= {"input_scale": torch.tensor(1.0), "output_scale": torch.tensor(1.0)}
+    return StoredMatrix({"quant_method": "quanto", "modules": {"m": {"weights": kind, "activations": "none"}}}, parts)
+
+
+def _torchao_float8() -> StoredMatrix:
+    return StoredMatrix(
+        _torchao_config("Float8WeightOnlyConfig", weight_dtype={"_type": "torch.dtype", "_data": "float8_e4m3fn"}),
+        {"_weight_qdata": _float8(), "_weight_scale": torch.rand(ROWS, 1)},
+    )
+
+
 _FP8_BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": _BLOCK}
 MATRICES: dict[str, Callable[[], StoredMatrix]] = {
     "gptq 2 bits": lambda: _gptq(2, 32),
@@ -208,6 +253,15 @@ MATRICES: dict[str, Callable[[], StoredMatrix]] = {
     "bitsandbytes nf4 twice": lambda: _bnb(is_nested=True),
     "bitsandbytes fp4": lambda: _bnb(is_nested=False, kind="fp4"),
     "bitsandbytes int8": _bnb_int8,
+    "torchao int8": lambda: _torchao_int8("Int8WeightOnlyConfig", torch.rand(ROWS, 1)),
+    "torchao int8 by tensor": lambda: _torchao_int8("Int8DynamicActivationInt8WeightConfig", torch.rand(1, 1)),
+    "torchao fp8": _torchao_float8,
+    "quanto int8": lambda: _quanto(
+        "qint8", torch.randint(-128, 128, (ROWS, WIDTH)).to(torch.int8), torch.rand(ROWS, 1).bfloat16()
+    ),
+    "quanto fp8": lambda: _quanto("qfloat8", _float8(), torch.rand(ROWS, 1).bfloat16()),
+    "torchao 4 bits": lambda: _torchao_intx(32, "SYMMETRIC"),
+    "torchao 4 bits asymmetric": lambda: _torchao_intx(64, "ASYMMETRIC"),
 }
 """A maker of a random matrix for each format."""
 
