@@ -202,7 +202,7 @@ def _torchao_intx(group: int, mapping: str) -> StoredMatrix:
     zeros = torch.randint(-8, 8, shape) if mapping == "ASYMMETRIC" else torch.zeros(shape)
     parts = {
         "_weight_qdata": torch.randint(-8, 8, (ROWS, WIDTH)).to(torch.int8),
-        "_weight_scale": torch.rand(shape).mul(0.01).bfloat16(),
+        "_weight_scale": torch.rand(shape).mul(0.01).add(0.001).bfloat16(),
         "_weight_zero_point": zeros.to(torch.int8),
     }
     config = _torchao_config(
