@@ -72,7 +72,7 @@ def test_replicas_of_a_local_ray_take_gpus_of_their_own(tmp_path: Path, monkeypa
     assert isinstance(fleet._launcher, RayLauncher)
     assert fleet._launcher._resources.as_options()["num_gpus"] == 2
     assert fleet._launcher._config.gpu_memory_utilization == config.gpu_memory_utilization
-    with pytest.raises(ConfigError, match=r"--replicas 3: each replica takes 2 GPUs .* 4 can be seen .* at most 2,"):
+    with pytest.raises(ConfigError, match=r"--replicas 3: each replica needs 2 GPUs .* 4 can be seen .* at most 2,"):
         ray_fleet(config, tmp_path, ServerConfig(replicas=3, ray_address="local").fleet_options)
     several_models = ray_fleet(config, tmp_path, ServerConfig(ray_address="local").fleet_options, 2)
     assert isinstance(several_models._launcher, RayLauncher)

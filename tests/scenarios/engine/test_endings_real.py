@@ -30,6 +30,7 @@ class Tokens:
     """Token ids are all that endings need."""
 
     special_ids: frozenset[int] = frozenset()
+    eos_ids: tuple[int, ...] = ()
 
     def token_bytes(self, token: int) -> bytes:
         return b"<%d>" % token

@@ -111,5 +111,5 @@ def test_a_pass_in_which_the_host_waits_is_not(tmp_path: Path, capsys: pytest.Ca
     odd = {**SIZES, "intermediate_size": 72}
     assert [graphs_of("mixtral", tmp_path, odd, hidden=hidden) for _ in range(2)] == [None, None]
     assert hidden.take_seen() == (), "what a draft head reads of a pass that was broken off"
-    [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("Steps")]
+    [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("CUDA graphs")]
     assert line.startswith("CUDA graphs are off") and "unique" in line

@@ -63,6 +63,7 @@ class Bytes:
     """A tokenizer of single bytes. Tokens in ``broken`` are a bug in it."""
 
     special_ids = frozenset({EOS})
+    eos_ids = (EOS,)
 
     def __init__(self) -> None:
         self.broken: set[int] = set()
