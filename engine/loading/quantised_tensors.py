@@ -105,18 +105,19 @@ WITHOUT_EFFECT: Final = frozenset(
 Scales of keys and values are read separately (``kv_scales``); the others are not used."""
 
 
-# How torchao and optimum-quanto name the parts of a weight.
-_OTHER_PART: Final = re.compile(r"\.(?:_weight_(qdata|scale|zero_point)|weight\._(data|scale))$")
+# How torchao and optimum-quanto name the parts of a weight, by the method in the config.
+_OTHER_PARTS: Final = {
+    "torchao": re.compile(r"\._weight_(qdata|scale|zero_point)$"),
+    "quanto": re.compile(r"\.weight\._(data|scale)$"),
+}
 
 
-def usual_part(stored: str) -> str:
+def usual_part(stored: str, quantization: Quantization | None) -> str:
     """Return the usual name of a part of a matrix that torchao or quanto has stored, any other name unchanged."""
-
-    def usual(found: re.Match[str]) -> str:
-        part = found[1] or found[2]
-        return ".weight" if part in ("qdata", "data") else f".weight_{part}"
-
-    return _OTHER_PART.sub(usual, stored)
+    names = None if quantization is None else _OTHER_PARTS.get(quantization.method)
+    if names is None:
+        return stored
+    return names.sub(lambda found: ".weight" if found[1] in ("qdata", "data") else f".weight_{found[1]}", stored)
 
 
 def part_names(quantization: Quantization | None) -> tuple[str, ...]:

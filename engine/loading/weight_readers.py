@@ -175,7 +175,7 @@ class SafetensorsFolder:
         for shard, file in files:
             for stored in file.keys():  # noqa: SIM118 (not a dict)
                 if not in_tower(stored, towers):
-                    found = usual_part(stored)
+                    found = usual_part(stored, quantization)
                     name = usual_name(language_model_name(found) if towers else found, names)
                     if stored.endswith(KV_SCALES):
                         self.kv_scales[_in_model(name) if self.is_bare else name] = View(file, stored)
@@ -307,7 +307,10 @@ class SafetensorsFolder:
         part = next((each for each in self._part_names if name.endswith(f".{each}")), None)
         if part is None:
             return False
-        module, stored_module = name.removesuffix(f".{part}"), usual_part(view.stored).removesuffix(f".{part}")
+        module, stored_module = (
+            name.removesuffix(f".{part}"),
+            usual_part(view.stored, self._quantization).removesuffix(f".{part}"),
+        )
         scheme = self._quantization.scheme(stored_module) or self._quantization.scheme(module)
         if scheme is None or part not in PARTS[scheme.layout]:
             return False

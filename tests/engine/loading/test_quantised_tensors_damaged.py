@@ -46,7 +46,7 @@ from rootgraft.kernels.layouts.packed_weights import Format
 NAME = "m.weight"
 NAMES_ONE = re.compile(
     r"The tensor \S+ |The checkpoint (lacks|has tensors [\w ]+:) \S+"
-    r"|config\.json: quantization_config|model\.safetensors "
+    r"|config\.json: quantization_config|quanto_qmap\.json: |model\.safetensors "
 )
 """Beginnings of errors: they name a tensor, or a file that is no such one as a whole."""
 DAMAGES = 20

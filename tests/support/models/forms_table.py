@@ -60,7 +60,7 @@ def _folder_row(matrix: StoredMatrix) -> Row:
         file = Path(folder) / "parts.safetensors"
         save_file({name: _as_written(name, part) for name, part in matrix.parts.items()}, file)
         opened = safe_open(file, framework="pt")
-        parts = {usual_part(f"m.{name}").removeprefix("m."): View(opened, name) for name in matrix.parts}
+        parts = {usual_part(f"m.{name}", quantization).removeprefix("m."): View(opened, name) for name in matrix.parts}
         tensor = QuantisedTensor("m.weight", scheme, parts)
         blocks, numbers = tensor.block_type, tensor.numbers()
         packed = None if numbers is None else pack_grouped([numbers], _CPU, torch.bfloat16)

@@ -40,10 +40,13 @@ def matrix_meant(config: Mapping[str, Any], parts: Parts) -> Numbers:
         case "compressed-tensors":
             return _compressed(config, parts)
         case "quanto":
-            return _spread(_wide(parts["weight._data"]), _wide(parts["weight._scale"]))
+            return _spread(
+                _wide(parts.get("weight._data", parts.get("weight"))),
+                _wide(parts.get("weight._scale", parts.get("weight_scale"))),
+            )
         case "torchao":
             zeros = _wide(parts["_weight_zero_point"]) if "_weight_zero_point" in parts else np.zeros(1)
-            numbers = _wide(parts["_weight_qdata"])
+            numbers = _wide(parts.get("_weight_qdata", parts.get("weight")))  # some mix the names
             return _spread(numbers - _spread(np.ones_like(numbers), zeros), _wide(parts["_weight_scale"]))
         case _:
             return _scaled(_wide(parts["weight"]), _wide(parts.get("weight_scale", parts.get("weight_scale_inv"))))
